@@ -1,0 +1,573 @@
+"""What goes over the wire to a NeMo Gym agent server, and what its answer means.
+
+Pure: no I/O, no environment variables, standard library only. The connector, the scan and the tests all use it, so
+every rule about the wire is here once.
+
+    request    build_run_request(row, request_kwargs, policy_base_url, episode=...)  -> body of POST /run
+    response   read_run_response(status, body, row)                                  -> Outcome
+
+A reward is a verdict on the policy. What the policy cannot have caused is not a verdict: such an Outcome has an
+``exit_status`` and no reward. ``EXIT_STATUSES`` is the only table of statuses.
+
+The other side of the wire is ``responses_api_agents/mini_swe_agent_2/app.py`` in NVIDIA-NeMo/Gym (0.6 or newer); it
+answers every failure it handles with HTTP 200, reward 0.0 and ``metadata = {"error", "traceback"}``.
+"""
+
+import ast
+import ipaddress
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+# --- statuses -----------------------------------------------------------------
+
+
+class ExitStatus(NamedTuple):
+    """``is_verdict``: the policy can have caused it, so it carries a reward. ``cause``: one line, for people."""
+
+    is_verdict: bool
+    cause: str
+
+
+EXIT_STATUSES: dict[str, ExitStatus] = {
+    "Submitted": ExitStatus(True, "graded after the agent submitted"),
+    "LimitsExceeded": ExitStatus(True, "graded although the agent never submitted"),
+    "ContextLengthExceeded": ExitStatus(True, "the conversation outgrew the model's context"),
+    "TimeLimitExceeded": ExitStatus(True, "the episode took longer than NEMO_GYM_RUN_TIMEOUT"),
+    "NoTestsRan": ExitStatus(True, "graded without an error, but not one test was reported"),
+    "TestsSkipped": ExitStatus(True, "graded 1.0, but not every FAIL_TO_PASS test was seen to pass"),
+    "SandboxFailed": ExitStatus(True, "the sandbox died under the agent's commands"),
+    "SandboxUnavailable": ExitStatus(False, "the sandbox could not be created: image, engine, disk or quota"),
+    "ServerUnreachable": ExitStatus(False, "the agent server could not be reached, or the connection was lost"),
+    "ServerError": ExitStatus(False, "the agent server's answer is not a graded episode"),
+    "PolicyEndpointError": ExitStatus(False, "the policy endpoint failed the agent"),
+    "UngradableInstance": ExitStatus(False, "the task is one that cannot be sent or graded"),
+    "GoldenServer": ExitStatus(False, "the agent server runs gold patches instead of the policy"),
+    "PolicyServer": ExitStatus(False, "the agent server runs a policy where gold patches were expected"),
+    "UnknownError": ExitStatus(False, "a failure this connector does not know"),
+}
+
+# Set by the grade itself; every other verdict is a fixed 0.0.
+GRADED_STATUSES = frozenset({"Submitted", "LimitsExceeded"})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one episode ended.
+
+    Attributes:
+        exit_status: a key of ``EXIT_STATUSES``.
+        reward: the verdict, or None when there is none.
+        eval_report: the ``metadata`` of the server's response: the SWE-bench report and the patch, or the error.
+        detail: what was found, for the log; never sent to training.
+    """
+
+    exit_status: str
+    reward: float | None = None
+    eval_report: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if EXIT_STATUSES[self.exit_status].is_verdict != (self.reward is not None):
+            raise ValueError(f"{self.exit_status} with reward {self.reward!r}: a reward goes with a verdict only")
+
+    def as_metadata(self) -> dict[str, Any]:
+        """The dict Miles merges into ``sample.metadata``: without a verdict it has no ``reward`` key.
+
+        Session server v2 takes a ``reward`` key, whatever its value, as the sample's reward and then calls no reward
+        hook (miles/rollout/session/v2/postprocessor_hub/default_postprocess.py).
+        """
+        metadata: dict[str, Any] = {"exit_status": self.exit_status, "eval_report": self.eval_report}
+        if self.reward is not None:
+            metadata["reward"] = self.reward
+        return metadata
+
+
+def read_verdict(metadata: Any) -> float | None:
+    """The reward in a sample's metadata if it came from this connector as a verdict, else None.
+
+    Args:
+        metadata: ``sample.metadata``; any type is tolerated, a row may have brought anything.
+    """
+    if not isinstance(metadata, Mapping):
+        return None
+    exit_status = metadata.get("exit_status")
+    if not isinstance(exit_status, str) or exit_status not in EXIT_STATUSES:
+        return None
+    return _finite_number(metadata.get("reward")) if EXIT_STATUSES[exit_status].is_verdict else None
+
+
+# --- URLs ---------------------------------------------------------------------
+
+
+def join_url(base: str, path: str) -> str:
+    """``base`` with ``path`` appended exactly once; a prefix is kept, trailing slashes and a given ``/run`` are not.
+
+    Args:
+        base: URL of an agent server, e.g. ``http://[fd00::1]:12000/gym/``.
+        path: endpoint without slashes, e.g. ``run``.
+
+    Raises:
+        ValueError: ``base`` is not an http(s) URL with a host.
+    """
+    return _with_endpoint(_split_url(base), path=path, replaces=("run", path))
+
+
+def build_policy_base_url(session_url: str, external_host: str | None = None, local_address: str | None = None) -> str:
+    """The OpenAI-compatible URL under which the agent server reaches this sample's session: exactly one ``/v1``.
+
+    Args:
+        session_url: ``base_url`` as Miles passes it, ``http://host:port/sessions/<id>``.
+        external_host: host name or address that always replaces the host; the port is kept.
+        local_address: address that replaces a wildcard host (0.0.0.0, ::) when there is no ``external_host``.
+
+    Raises:
+        ValueError: not an http(s) URL with a host, or ``external_host`` is more than a host.
+    """
+    url = _split_url(session_url)
+    if external_host:
+        url = _with_host(url, _checked_host(external_host))
+    elif local_address and _wildcard_version(url) is not None:
+        url = _with_host(url, local_address)
+    return _with_endpoint(url, path="v1", replaces=("v1",))
+
+
+def wildcard_ip_version(url: str) -> int | None:
+    """4 for a URL with host 0.0.0.0, 6 for ``[::]``, else None.
+
+    Raises:
+        ValueError: not an http(s) URL with a host.
+    """
+    return _wildcard_version(_split_url(url))
+
+
+def without_userinfo(url: str) -> str:
+    """``url`` as it may be logged: a ``user:password@`` part is left out."""
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def _split_url(url: str) -> SplitResult:
+    expected = "expected a URL such as http://host:12000, with scheme and host"
+    if not isinstance(url, str):
+        raise ValueError(f"{expected}; found {url!r}")
+    shown = without_userinfo(url)
+    try:
+        parts = urlsplit(url.strip())
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{expected}; found {shown!r} ({error})") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise ValueError(f"{expected}; found {shown!r}")
+    return parts
+
+
+def _with_endpoint(url: SplitResult, *, path: str, replaces: tuple[str, ...]) -> str:
+    prefix = url.path.rstrip("/")
+    for endpoint in replaces:
+        prefix = prefix.removesuffix(f"/{endpoint}").rstrip("/")
+    return url._replace(path=f"{prefix}/{path}", fragment="").geturl()
+
+
+def _with_host(url: SplitResult, host: str) -> SplitResult:
+    userinfo, at, _ = url.netloc.rpartition("@")
+    bracketed = f"[{host}]" if ":" in host else host
+    port = f":{url.port}" if url.port is not None else ""
+    return url._replace(netloc=f"{userinfo}{at}{bracketed}{port}")
+
+
+def _checked_host(host: str) -> str:
+    bare = host.strip()
+    if bare.startswith("[") and bare.endswith("]"):
+        bare = bare[1:-1]
+    is_host = _ip_address(bare) is not None or re.fullmatch(r"[A-Za-z0-9._-]+", bare)
+    if not is_host:
+        raise ValueError(f"expected a host name or address without scheme and port, found {host!r}")
+    return bare
+
+
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _wildcard_version(url: SplitResult) -> int | None:
+    address = _ip_address(url.hostname or "")
+    return address.version if address is not None and address.is_unspecified else None
+
+
+# --- request ------------------------------------------------------------------
+
+# The agent writes its own messages and tools, names its own model and reads one choice of one unstreamed reply:
+# from a caller these are no sampling settings, and sending them would break the agent's protocol.
+AGENT_OWNED_KEYS = frozenset(
+    {"messages", "model", "tools", "tool_choice", "functions", "function_call", "stream", "stream_options", "n"}
+)
+
+# Settings with a field of their own in responses_create_params (app.py, _responses_create_params_to_model_kwargs).
+_NATIVE_SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_tokens": "max_output_tokens",
+    "top_logprobs": "top_logprobs",
+    "parallel_tool_calls": "parallel_tool_calls",
+}
+
+_CONNECTOR_FIELDS = frozenset({"responses_create_params", "policy_base_url", "policy_api_key", "_ng_rollout_id"})
+# Added to metadata by miles/rollout/generate_hub/agentic_tool_call.py; meaningless to the server.
+_MILES_FIELDS = frozenset({"max_seq_len", "session_server_id", "session_server_instance_id"})
+# What a row brings must never look like a verdict.
+_VERDICT_FIELDS = frozenset({"reward", "exit_status", "eval_report", "agent_metrics", "raw_reward"})
+_NOT_FORWARDED = _CONNECTOR_FIELDS | _MILES_FIELDS | _VERDICT_FIELDS
+
+_DEFAULT_SUBSET = "gym"
+_DEFAULT_SPLIT = "train"
+
+# instance_id and subset become folder names on the server, which does not check them.
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def build_responses_create_params(request_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Miles' chat-completions sampling settings as NeMo Gym's ``responses_create_params``.
+
+    ``temperature``, ``top_p``, ``max_tokens`` (as ``max_output_tokens``), ``top_logprobs`` and
+    ``parallel_tool_calls`` have a field; every other setting (top_k, min_p, stop, seed, ...) rides in
+    ``metadata.extra_body``, a JSON string the agent passes on as extra body. A setting of None is unset. Keys of
+    ``AGENT_OWNED_KEYS`` are left out. A given ``extra_body`` is unpacked; a setting beside it wins.
+
+    Args:
+        request_kwargs: sampling settings, as ``build_chat_request_kwargs`` in
+            miles/rollout/generate_hub/agentic_tool_call.py makes them.
+
+    Returns:
+        ``{"input": [], ...}``, each setting in it once.
+
+    Raises:
+        ValueError: ``extra_body`` is not an object, or a setting is not JSON.
+    """
+    settings = {key: value for key, value in (request_kwargs or {}).items() if value is not None}
+    nested = settings.pop("extra_body", {})
+    if not isinstance(nested, Mapping):
+        raise ValueError(f"expected extra_body to be an object of sampling settings, found {nested!r}")
+    settings = {**{key: value for key, value in nested.items() if value is not None}, **settings}
+
+    params: dict[str, Any] = {"input": []}
+    extra_body: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in AGENT_OWNED_KEYS:
+            continue
+        _check_json(value, name=f"sampling setting {key!r}")
+        if key in _NATIVE_SAMPLING_KEYS:
+            params[_NATIVE_SAMPLING_KEYS[key]] = value
+        else:
+            extra_body[key] = value
+    if extra_body:
+        params["metadata"] = {"extra_body": json.dumps(extra_body)}
+    return params
+
+
+def build_run_request(
+    row: Mapping[str, Any],
+    request_kwargs: Mapping[str, Any] | None,
+    policy_base_url: str | None = None,
+    policy_api_key: str | None = None,
+    *,
+    episode: str,
+) -> dict[str, Any]:
+    """Body of ``POST /run``: the task's fields at top level, beside the connector's own.
+
+    The server keeps one configuration file per subset and instance, which concurrent episodes of one instance
+    overwrite for each other; so ``subset`` becomes ``<subset>-<episode>``. It also derives the image from the subset,
+    so ``image_name`` is always sent.
+
+    Args:
+        row: SWE-bench instance fields, as they ride in ``sample.metadata``. Only JSON values.
+        request_kwargs: sampling settings, see ``build_responses_create_params``.
+        policy_base_url: OpenAI-compatible URL the agent calls; None leaves the server's own policy in place.
+        policy_api_key: bearer token for it.
+        episode: id unique among the episodes alive on any server, ``[A-Za-z0-9][A-Za-z0-9._-]*``.
+
+    Raises:
+        ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name; or a field is not JSON.
+    """
+    if not isinstance(row, Mapping):
+        raise ValueError(f"expected the task as an object of SWE-bench fields, found {type(row).__name__}")
+    if row.get("instance_id") is None:
+        raise ValueError("expected a SWE-bench row, found one without instance_id")
+    instance_id = _checked_folder_name(row["instance_id"], name="instance_id")
+    subset = _checked_folder_name(_default_if_none(row.get("subset"), _DEFAULT_SUBSET), name="subset")
+    task = {key: value for key, value in row.items() if key not in _NOT_FORWARDED}
+    for key, value in task.items():
+        _check_json(value, name=f"row field {key!r}")
+
+    request = {
+        **task,
+        "instance_id": instance_id,
+        "subset": _checked_folder_name(f"{subset}-{episode}", name="subset with its episode"),
+        "split": _default_if_none(row.get("split"), _DEFAULT_SPLIT),
+        "image_name": str(row.get("image_name") or _default_image(instance_id, subset)),
+        "responses_create_params": build_responses_create_params(request_kwargs),
+    }
+    if policy_base_url is not None:
+        request["policy_base_url"] = policy_base_url
+    if policy_api_key is not None:
+        request["policy_api_key"] = policy_api_key
+    return request
+
+
+def _default_image(instance_id: str, subset: str) -> str:
+    """The server's own rule, ``_swebench_image_name`` in app.py, for a lower-cased id and subset."""
+    if subset == "verified":
+        return f"docker.io/swebench/sweb.eval.x86_64.{instance_id.replace('__', '_1776_')}:latest"
+    return f"docker.io/xingyaoww/sweb.eval.x86_64.{instance_id.replace('__', '_s_')}:latest"
+
+
+def _checked_folder_name(value: Any, *, name: str) -> str:
+    # Lower-cased because the server looks the graded report up under the lower-cased id.
+    if not isinstance(value, str) or not _FOLDER_NAME.fullmatch(value) or ".." in value:
+        raise ValueError(f"expected {name} to be letters, digits, '.', '_', '-' without '..', found {value!r}")
+    return value.lower()
+
+
+def _check_json(value: Any, *, name: str) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"expected {name} to be JSON, found {type(value).__name__}: {error}") from None
+
+
+def _default_if_none(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+# --- response -----------------------------------------------------------------
+
+_EXCEPTION_LINE = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:\((\w+)\))?(?::\s|:?$)")
+_RAY_WRAPPER = re.compile(r"^ray\.exceptions\.RayTaskError\((\w+)\)", re.MULTILINE)
+_MAKE_TEST_SPEC_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in make_test_spec$', re.MULTILINE)
+
+_SANDBOX_NOT_CREATED = re.compile(r"\w*Create\w*Error|E2BTemplateBuildError")
+_POLICY_API_ERRORS = frozenset(
+    {
+        "APIConnectionError",
+        "APIError",
+        "APIResponseValidationError",
+        "APIStatusError",
+        "APITimeoutError",
+        "AuthenticationError",
+        "BadGatewayError",
+        "BadRequestError",
+        "InternalServerError",
+        "InvalidRequestError",
+        "NotFoundError",
+        "PermissionDeniedError",
+        "RateLimitError",
+        "ServiceUnavailableError",
+        "Timeout",
+        "UnprocessableEntityError",
+    }
+)
+
+
+def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *, golden: bool = False) -> Outcome:
+    """What an answer to ``POST /run`` says about the policy.
+
+    Args:
+        status: HTTP status.
+        body: the answer as received.
+        row: the task that was sent; its FAIL_TO_PASS is compared with the report.
+        golden: the caller asked for a gold (or null) patch, not for a policy.
+
+    Returns:
+        An Outcome; never raises for anything a server can send.
+    """
+    if status != 200:
+        return Outcome("ServerError", detail=f"expected HTTP 200, found {status}: {_excerpt(body)}")
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        return Outcome("ServerError", detail=f"expected a JSON object, found: {_excerpt(body)}")
+    reward = _finite_number(answer.get("reward"))
+    report = _as_dict(answer.get("metadata"))
+    if reward is None:
+        found = repr(answer["reward"]) if "reward" in answer else "none"
+        return Outcome("ServerError", eval_report=report, detail=f"expected a finite reward, found {found[:200]}")
+
+    if report.get("error") is not None or report.get("traceback") is not None:
+        return _read_failure(report)
+    if answer.get("mask_sample") is True:
+        kind = answer.get("failure_kind")
+        return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample, failure_kind {kind}")
+    return _read_grade(reward, report, answer.get("response"), row, golden=golden)
+
+
+def _read_failure(report: dict[str, Any]) -> Outcome:
+    trace = str(report.get("traceback") or "")
+    error = str(report.get("error") or "")
+    exception = exception_class(trace) or exception_class(error.partition("\n")[0])
+    status = _classify_exception(exception, trace)
+    reward = 0.0 if EXIT_STATUSES[status].is_verdict else None
+    return Outcome(status, reward, eval_report=report, detail=_message(trace or error, exception))
+
+
+def _classify_exception(exception: str, trace: str) -> str:
+    name = exception.rpartition(".")[2]
+    if name == "ContextWindowExceededError":
+        return "ContextLengthExceeded"
+    if name == "SandboxDied":
+        return "SandboxFailed"
+    if _SANDBOX_NOT_CREATED.fullmatch(name):
+        return "SandboxUnavailable"
+    if name == "KeyError" and _MAKE_TEST_SPEC_FRAME.search(trace):
+        return "UngradableInstance"
+    if exception.startswith("litellm.") or name in _POLICY_API_ERRORS:
+        return "PolicyEndpointError"
+    return "UnknownError"
+
+
+def exception_class(trace: str) -> str:
+    """Class, dotted if it was printed so, of the exception a traceback ends with; "" when it shows none.
+
+    The class stands on the last line. Two complications come with Ray, in whose worker the episode runs:
+
+    - a message of several lines ends on a line of the message, so the class is at the end of the last frame block;
+    - the message may quote the agent's own output, down to something that looks like an exception line. Ray names the
+      class once more, before any message: ``ray.exceptions.RayTaskError(<class>): ray::...``; where it does, a last
+      line that disagrees is taken for part of the message. (An exception Ray could not unpickle, such as litellm's,
+      has ``UnserializableException`` there instead, and the worker's traceback follows.)
+    """
+    lines = trace.rstrip().splitlines()
+    wrapper = _RAY_WRAPPER.search(_outer_exception_line(lines))
+    last = _exception_of(lines[-1]) if lines else ""
+    if wrapper:
+        return last if last.rpartition(".")[2] == wrapper[1] else wrapper[1]
+    return last or _exception_of(_line_after_last_frame(lines))
+
+
+def _outer_exception_line(lines: list[str]) -> str:
+    """The line that ends the first frame block: no message stands before it."""
+    if not lines or not lines[0].startswith("Traceback "):
+        return lines[0] if lines else ""
+    return next((line for line in lines[1:] if line and not line[0].isspace()), "")
+
+
+def _line_after_last_frame(lines: list[str]) -> str:
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] + 1 :] if frames else []
+    return next((line for line in after if line and not line[0].isspace()), "")
+
+
+def _exception_of(line: str) -> str:
+    match = _EXCEPTION_LINE.match(line)
+    return (match[2] or match[1]) if match else ""
+
+
+def _read_grade(
+    reward: float, report: dict[str, Any], response: Any, row: Mapping[str, Any], *, golden: bool
+) -> Outcome:
+    has_transcript = isinstance(response, dict)
+    output = response.get("output") if has_transcript else None
+    if has_transcript and not golden and reward == 1.0 and not output:
+        return Outcome(
+            "GoldenServer",
+            eval_report=report,
+            detail="reward 1.0 for an episode without one model call: the server runs with run_golden=true; "
+            "point NEMO_GYM_URL at a server with run_golden=false",
+        )
+    if golden and output:
+        return Outcome(
+            "PolicyServer",
+            eval_report=report,
+            detail="the episode called a model: expected a server with run_golden=true, found run_golden=false",
+        )
+
+    tests = _as_dict(_instance_report(report, row).get("tests_status"))
+    if not _lists_a_test(tests) and ("eval_report" in report or reward == 0.0):
+        return Outcome("NoTestsRan", 0.0, eval_report=report)
+    missing = _missing_tests(tests, row) if tests and reward == 1.0 else []
+    if missing:
+        detail = f"graded 1.0, but {len(missing)} FAIL_TO_PASS test(s) did not pass, e.g. {missing[0]}"
+        return Outcome("TestsSkipped", 0.0, eval_report=report, detail=detail)
+    submitted = golden or bool(report.get("model_patch")) or _ends_with_unanswered_call(output)
+    return Outcome("Submitted" if submitted else "LimitsExceeded", reward, eval_report=report)
+
+
+def _instance_report(report: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    reports = _as_dict(report.get("eval_report"))
+    instance_id = str(row.get("instance_id")).lower()
+    only = next(iter(reports.values())) if len(reports) == 1 else None
+    return _as_dict(reports.get(instance_id, only))
+
+
+def _lists_a_test(tests: dict[str, Any]) -> bool:
+    return any(_as_dict(suite).get(result) for suite in tests.values() for result in ("success", "failure"))
+
+
+def _missing_tests(tests: dict[str, Any], row: Mapping[str, Any]) -> list[str]:
+    """Tests of the row's FAIL_TO_PASS that the report does not list as passed.
+
+    swebench counts a test that was skipped neither as passed nor as failed, so skipping every test resolves a task
+    (harness/grading.py, get_eval_tests_report).
+    """
+    passed = _as_dict(tests.get("FAIL_TO_PASS")).get("success")
+    passed = {str(test) for test in passed} if isinstance(passed, list) else set()
+    return [test for test in parse_test_list(row.get("FAIL_TO_PASS")) if test not in passed]
+
+
+def parse_test_list(value: Any) -> list[str]:
+    """A row's FAIL_TO_PASS or PASS_TO_PASS as names, whether it is a list, a JSON string or a Python repr.
+
+    Returns:
+        The names; an empty list for anything else.
+    """
+    if isinstance(value, str):
+        value = _parse_literal(value)
+    return [str(test) for test in value] if isinstance(value, (list, tuple)) else []
+
+
+def _parse_literal(text: str) -> Any:
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def _ends_with_unanswered_call(output: Any) -> bool:
+    """A submission ends the episode before its command's output is recorded; every other end leaves none open."""
+    last = output[-1] if isinstance(output, list) and output else None
+    return isinstance(last, dict) and last.get("type") == "function_call"
+
+
+def _finite_number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _message(text: str, exception: str) -> str:
+    """The end of a traceback from its exception's last mention on, as one line."""
+    mention = text.rfind(exception.rpartition(".")[2]) if exception else -1
+    start = mention if mention >= 0 else max(len(text) - 500, 0)
+    return " ".join(text[start:].split())[:500]
+
+
+def _excerpt(body: bytes | str) -> str:
+    text = body.decode(errors="replace") if isinstance(body, bytes) else body
+    return repr(text[:200]) if text else "an empty body"
