@@ -1,0 +1,109 @@
+"""Child processes that end with this one, and what an ended run may have left."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+# Every process of a run carries its folder in this variable.
+RUN_VARIABLE = "LOCAL_STACK_RUN"
+
+
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def start_child(command: list[str], **options) -> subprocess.Popen:
+    """Start a command that is killed when this process ends.
+
+    Args:
+        command: program and arguments.
+        options: as of ``subprocess.Popen``.
+    """
+    return subprocess.Popen(command, preexec_fn=end_with_parent, **options)
+
+
+def run_child(command: list[str], **options) -> subprocess.CompletedProcess:
+    """Run a command to its end, as text; it is killed when this process ends."""
+    with start_child(command, text=True, **options) as process:
+        try:
+            stdout, stderr = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, waiting: str) -> Iterator[None]:
+    """Hold an exclusive lock on a file.
+
+    Args:
+        path: the lock file; made when missing.
+        waiting: printed when another process holds it, before waiting for it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(waiting, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a live process holds the lock on a file."""
+    with contextlib.suppress(FileNotFoundError), path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def clear_dead_runs(runs: Path) -> list[int]:
+    """End the processes and remove the folders of runs whose keeper was killed.
+
+    Args:
+        runs: folder of the runs, each with a file ``lock`` that its keeper holds.
+
+    Returns:
+        The ids of the processes ended.
+    """
+    ended = []
+    for run in sorted(runs.glob("*")) if runs.is_dir() else []:
+        if is_locked(run / "lock"):
+            continue
+        for pid in _processes_of(run):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                ended.append(pid)
+        remove_run(run)
+    return ended
+
+
+def remove_run(run: Path) -> None:
+    """Remove a run's folder and the one that Ray used for it."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree((run / "ray").resolve(), ignore_errors=True)
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def _processes_of(run: Path) -> list[int]:
+    mark = f"{RUN_VARIABLE}={run}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+    return found

@@ -1,0 +1,349 @@
+"""Start a real NeMo Gym on this machine and stop it without a trace.
+
+Two ``mini_swe_agent_2`` servers from one configuration: one runs the policy, one applies gold patches. Both keep what
+they write in the run's own folder, which goes when the run ends.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+from local_stack.paths import SOURCE, Paths, StackError
+from local_stack.processes import RUN_VARIABLE, clear_dead_runs, remove_run
+from tqdm import tqdm
+
+HOST = "127.0.0.1"
+_AGENT = "mini_swe_agent_2"
+_READY_TIMEOUT_S = 240.0
+_STOP_TIMEOUT_S = 20.0
+_POLL_S = 0.5
+_LOGS_KEPT = 10
+_SERVERS = (
+    f"responses_api_agents/{_AGENT}",
+    "responses_api_models/openai_model",
+    "environment_servers/legacy_agent",
+)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports of one run, all on the loopback interface.
+
+    Args:
+        policy: agent that runs the policy.
+        golden: agent that applies gold patches.
+        model: NeMo Gym's own model server, which gets no traffic here.
+        head: NeMo Gym's head server.
+    """
+
+    policy: int
+    golden: int
+    model: int
+    head: int
+
+    @classmethod
+    def block(cls, first: int) -> "Ports":
+        """Take four ports in a row.
+
+        Raises:
+            StackError: one of them is taken; it is named.
+        """
+        ports = cls(*range(first, first + 4))
+        for name, port in vars(ports).items():
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((HOST, port))
+                except (OSError, OverflowError) as error:
+                    raise StackError(
+                        f"port {port} (for the {name} server) cannot be used: {error}. Expected {first} to {first + 3} "
+                        "to be free: stop what uses it, or choose another block with PORT=<first>."
+                    ) from error
+        return ports
+
+    @classmethod
+    def free(cls) -> "Ports":
+        """Take four ports that are free now."""
+        with contextlib.ExitStack() as stack:
+            probes = [stack.enter_context(socket.socket()) for _ in range(4)]
+            for probe in probes:
+                probe.bind((HOST, 0))
+            return cls(*(probe.getsockname()[1] for probe in probes))
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of the agent servers.
+
+    Args:
+        policy_model: model name that the agent sends to the policy's endpoint.
+        concurrency: episodes at a time on each agent server.
+        step_limit: model calls of one episode.
+        step_timeout: seconds for one command.
+        eval_timeout: seconds for one run of the tests.
+    """
+
+    policy_model: str = "model"
+    concurrency: int = 8
+    step_limit: int = 10
+    step_timeout: int = 60
+    eval_timeout: int = 300
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running NeMo Gym.
+
+    Args:
+        ports: where it listens.
+        run: its working folder.
+        log: its output.
+        keeper: the process that holds all of its processes.
+    """
+
+    ports: Ports
+    run: Path
+    log: Path
+    keeper: subprocess.Popen
+
+    @property
+    def policy_url(self) -> str:
+        """Agent server that runs the policy: the NEMO_GYM_URL of a trainer."""
+        return f"http://{HOST}:{self.ports.policy}"
+
+    @property
+    def golden_url(self) -> str:
+        """Agent server that applies gold patches."""
+        return f"http://{HOST}:{self.ports.golden}"
+
+    @property
+    def head_url(self) -> str:
+        """NeMo Gym's head server."""
+        return f"http://{HOST}:{self.ports.head}"
+
+    def wait(self) -> None:
+        """Return never, unless NeMo Gym ends by itself.
+
+        Raises:
+            StackError: it ended.
+        """
+        self.keeper.wait()
+        raise StackError(f"NeMo Gym ended by itself. The end of {self.log}:\n{_tail(self.log)}")
+
+
+@contextlib.contextmanager
+def running_stack(paths: Paths, *, ports: Ports | None = None, options: Options | None = None) -> Iterator[Stack]:
+    """Start NeMo Gym, wait until it is ready, and stop it when the block ends, by an error or Ctrl-C too.
+
+    Args:
+        paths: an installed local stack.
+        ports: where to listen; free ones when None.
+        options: settings of the agents; the defaults when None.
+
+    Raises:
+        StackError: it did not get ready; the message holds the end of its log.
+    """
+    if left := clear_dead_runs(paths.runs):
+        print(f"ended {len(left)} processes that a killed run had left", file=sys.stderr, flush=True)
+    ports, options = ports or Ports.free(), options or Options()
+    run = _make_run_folder(paths, ports=ports, options=options)
+    try:
+        stack = _start(paths, run=run, ports=ports, concurrency=options.concurrency)
+        try:
+            _wait_until_ready(stack)
+            yield stack
+        finally:
+            _stop(stack.keeper)
+    finally:
+        remove_run(run)
+
+
+def gym_config(*, ports: Ports, options: Options, images: Path, environments: Path) -> dict:
+    """Return the configuration for ``gym env start``.
+
+    Args:
+        ports: where the servers listen.
+        options: settings of the agents.
+        images: folder of the sandbox images.
+        environments: folder with a virtual environment for each server.
+    """
+
+    def agent(*, port: int, run_golden: bool) -> dict:
+        return {
+            "responses_api_agents": {
+                _AGENT: {
+                    "entrypoint": "app.py",
+                    "host": HOST,
+                    "port": port,
+                    "domain": "coding",
+                    "description": "SWE-bench tasks on this machine",
+                    "value": "a first look without docker",
+                    "model_server": {"type": "responses_api_models", "name": "policy_model"},
+                    "concurrency": options.concurrency,
+                    "env": "sandbox",
+                    "sandbox_provider": "sandbox",
+                    "sandbox_spec": {"ready_timeout_s": 60},
+                    "sandbox_environment_kwargs": {
+                        "cwd": "/testbed",
+                        "conda_env": "testbed",
+                        "activate_conda": True,
+                        "user": "root",
+                    },
+                    "run_golden": run_golden,
+                    "step_timeout": options.step_timeout,
+                    "eval_timeout": options.eval_timeout,
+                    "step_limit": options.step_limit,
+                }
+            }
+        }
+
+    return {
+        "default_host": HOST,
+        "head_server": {"host": HOST, "port": ports.head},
+        "policy_model_name": options.policy_model,
+        "skip_venv_if_present": True,
+        "uv_venv_dir": str(environments),
+        # The model server gets no traffic: every /run names its own endpoint.
+        "model_endpoint_readiness_timeout_seconds": 0,
+        _AGENT: agent(port=ports.policy, run_golden=False),
+        f"{_AGENT}_golden": agent(port=ports.golden, run_golden=True),
+        "sandbox": {"bubblewrap": {"image_root": str(images)}},
+        "policy_model": {
+            "responses_api_models": {
+                "openai_model": {
+                    "entrypoint": "app.py",
+                    "host": HOST,
+                    "port": ports.model,
+                    "openai_base_url": f"http://{HOST}:9/v1",
+                    "openai_api_key": "unused",
+                    "openai_model": options.policy_model,
+                }
+            }
+        },
+    }
+
+
+def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
+    """Return the environment of NeMo Gym's processes.
+
+    Args:
+        run: the run's folder.
+        concurrency: episodes at a time on each of the two agent servers.
+    """
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "NEMO_GYM_"))}
+    return {
+        **inherited,
+        RUN_VARIABLE: str(run),
+        "RAY_ADDRESS": "local",  # never join a Ray that already runs here, such as a trainer's
+        "RAY_TMPDIR": str((run / "ray").resolve()),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A token of the run's own; without one Ray makes ~/.ray/auth_token.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # An episode reserves a quarter of a CPU; it mostly waits.
+        "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": max(2, concurrency // 2)}),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",
+        "MSWEA_SILENT_STARTUP": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _make_run_folder(paths: Paths, *, ports: Ports, options: Options) -> Path:
+    """Lay out the run's folder, so that the agent servers write their results there and nowhere else."""
+    run = paths.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+    run.mkdir(parents=True)
+    # Ray's socket paths have to fit into 107 bytes.
+    (run / "ray").symlink_to(tempfile.mkdtemp(prefix="ngs-"))
+    site_packages = next((paths.gym / "lib").glob("python3.*/site-packages"))
+    agent = run / _SERVERS[0]
+    agent.mkdir(parents=True)
+    for file in ("app.py", "requirements.txt"):
+        (agent / file).symlink_to(site_packages / _SERVERS[0] / file)
+    for server in _SERVERS:
+        environment = run / "environments" / server / ".venv"
+        environment.parent.mkdir(parents=True)
+        environment.symlink_to(paths.gym)
+    config = gym_config(ports=ports, options=options, images=paths.images, environments=run / "environments")
+    (run / "stack.yaml").write_text(json.dumps(config, indent=1))
+    return run
+
+
+def _start(paths: Paths, *, run: Path, ports: Ports, concurrency: int) -> Stack:
+    gym = [str(paths.gym / "bin" / "gym"), "env", "start", "--config", str(run / "stack.yaml")]
+    environment = gym_environment(run=run, concurrency=concurrency)
+    environment["PATH"] = f"{paths.gym / 'bin'}{os.pathsep}{environment.get('PATH', '')}"
+    log_path = _new_log(paths.logs, name=run.name)
+    with log_path.open("wb") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, str(SOURCE / "keeper.py"), str(run / "lock"), "--", *gym],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=run,
+            env=environment,
+        )
+    return Stack(ports=ports, run=run, log=log_path, keeper=keeper)
+
+
+def _new_log(logs: Path, *, name: str) -> Path:
+    logs.mkdir(exist_ok=True)
+    for old in sorted(logs.glob("*.log"))[: 1 - _LOGS_KEPT]:
+        old.unlink(missing_ok=True)
+    return logs / f"{name}.log"
+
+
+def _wait_until_ready(stack: Stack) -> None:
+    """Poll the head server, which answers once every server of the run does."""
+    started = time.monotonic()
+    bar = tqdm(desc="starting NeMo Gym", bar_format="{desc} {elapsed}", disable=not sys.stderr.isatty(), leave=False)
+    if bar.disable:
+        print(f"starting NeMo Gym (about 40 s; log: {stack.log})", file=sys.stderr, flush=True)
+    with bar, requests.Session() as session:
+        session.trust_env = False
+        while not _is_ready(session, stack.head_url):
+            ended = stack.keeper.poll() is not None
+            if ended or time.monotonic() - started > _READY_TIMEOUT_S:
+                state = "ended" if ended else f"was not ready after {_READY_TIMEOUT_S:g} s"
+                raise StackError(f"NeMo Gym {state}. The end of {stack.log}:\n{_tail(stack.log)}")
+            time.sleep(_POLL_S)
+            bar.refresh()
+    print(f"NeMo Gym is ready ({time.monotonic() - started:.0f} s)", file=sys.stderr, flush=True)
+
+
+def _is_ready(session: requests.Session, head_url: str) -> bool:
+    with contextlib.suppress(requests.RequestException):
+        return session.get(f"{head_url}/readyz", timeout=2).status_code == 200
+    return False
+
+
+def _stop(keeper: subprocess.Popen) -> None:
+    """Hang up; the keeper kills everything that it started and ends. A second Ctrl-C does not cut it short."""
+    keeper.stdin.close()
+    while True:
+        try:
+            keeper.wait(timeout=_STOP_TIMEOUT_S)
+            return
+        except KeyboardInterrupt:
+            continue
+        except subprocess.TimeoutExpired:
+            print(f"process {keeper.pid} does not end; its run is cleared by the next start", file=sys.stderr)
+            return
+
+
+def _tail(path: Path, lines: int = 15) -> str:
+    with contextlib.suppress(OSError):
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    return ""
