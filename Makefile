@@ -1,0 +1,61 @@
+# make help lists the targets. Settings: the variables below, on the command line or in the environment.
+PYTHON ?= python3
+CONCURRENCY ?= $(shell nproc 2>/dev/null || echo 2)
+EXAMPLE := examples/experimental/nemo-gym
+VENV := .venv
+PY := $(VENV)/bin/python
+SOURCES := examples tests tools
+
+export LOCAL_STACK_DIR ?= $(CURDIR)/.local_stack
+export PYTHONPATH := $(CURDIR)/$(EXAMPLE)
+STACK := $(PY) -m local_stack
+SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency $(CONCURRENCY) $(if $(LIMIT),--limit $(LIMIT))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv setup test lint format golden-scan serve lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
+
+venv:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found; install Python 3.10 or newer, or name one: make PYTHON=<path>" >&2; exit 2; }
+	@$(PYTHON) tools/setup_venv.py $(VENV)
+
+setup: venv  ## install everything and build the tasks (once; 1.5 GB)
+	@$(STACK) setup --with-parent
+
+test: lint setup  ## lint, offline tests, tests on a real NeMo Gym
+	$(PY) -m pytest tests
+
+lint: venv  ## ruff, autoflake, isort, black: check only
+	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/autoflake --check --quiet --recursive --remove-all-unused-imports $(SOURCES)
+	$(VENV)/bin/isort --check-only --quiet $(SOURCES)
+	$(VENV)/bin/black --check --quiet $(SOURCES)
+
+format: venv  ## ruff, autoflake, isort, black: rewrite
+	$(VENV)/bin/ruff check --fix $(SOURCES)
+	$(VENV)/bin/autoflake --in-place --recursive --remove-all-unused-imports $(SOURCES)
+	$(VENV)/bin/isort $(SOURCES)
+	$(VENV)/bin/black $(SOURCES)
+
+ifdef NEMO_GYM_URL
+golden-scan: venv
+	@test -n "$(DATA)" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name its tasks with DATA=<file.jsonl>" >&2; exit 2; }
+	@mkdir -p outputs
+	@$(SCAN) --golden --input "$(DATA)" --output outputs/golden.jsonl
+else
+golden-scan: venv  ## prove every task: gold patch 1.0, empty patch 0.0
+	@mkdir -p outputs
+	@$(STACK) run --with-parent --golden -- $(SCAN) --golden --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" --output outputs/golden.jsonl
+endif
+
+serve: venv  ## run NeMo Gym in the foreground (PORT=12000, POLICY_MODEL=model)
+	@$(STACK) serve --with-parent
+
+lock: venv  ## pin the closure of pyproject.toml and of the local stack's requirements.in
+	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
+	$(VENV)/bin/uv pip compile --quiet --python-version 3.13.14 --no-header --no-annotate --no-emit-index-url $(EXAMPLE)/local_stack/requirements.in -o $(EXAMPLE)/local_stack/requirements.txt
+
+clean:  ## remove environments, tasks and outputs
+	rm -rf $(VENV) $(VENV).lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache

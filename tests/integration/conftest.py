@@ -1,0 +1,79 @@
+"""The local stack, installed and running, for tests against a real NeMo Gym.
+
+Nothing here skips: what is missing on the machine fails with the reason.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLE_DIR = REPOSITORY / "examples" / "experimental" / "nemo-gym"
+if str(EXAMPLE_DIR) not in sys.path:
+    sys.path.insert(0, str(EXAMPLE_DIR))
+os.environ.setdefault("LOCAL_STACK_DIR", str(REPOSITORY / ".local_stack"))
+
+from local_stack.install import set_up
+from local_stack.paths import Paths
+from local_stack.server import Options, Stack, running_stack
+
+_SANDBOX_DRIVER = Path(__file__).with_name("sandbox_driver.py")
+
+
+@pytest.fixture(scope="session")
+def paths() -> Paths:
+    """An installed local stack."""
+    paths = Paths.from_environment()
+    set_up(paths)
+    return paths
+
+
+@pytest.fixture(scope="session")
+def stack(paths: Paths) -> Iterator[Stack]:
+    """One NeMo Gym for the session."""
+    with running_stack(paths, options=Options(concurrency=8)) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def tasks(paths: Paths) -> list[dict]:
+    """The local tasks as SWE-bench instances."""
+    return [json.loads(line)["metadata"] for line in paths.tasks.read_text().splitlines()]
+
+
+@pytest.fixture
+def command_environment() -> dict[str, str]:
+    """Environment for the project's commands as subprocesses."""
+    return {**os.environ, "PYTHONPATH": str(EXAMPLE_DIR)}
+
+
+@pytest.fixture
+def in_sandboxes(paths: Paths) -> Callable[..., list[list[dict]]]:
+    """Run commands in real sandboxes of one image, in NeMo Gym's own environment."""
+
+    first_image = sorted(path.name for path in paths.images.glob("sweb.*"))[0]
+
+    def run(*sandboxes: list[str], timeout_s: float = 20, image: str = first_image, **provider) -> list[list[dict]]:
+        request = {
+            "image_root": str(paths.images),
+            "image": image,
+            "sandboxes": sandboxes,
+            "timeout_s": timeout_s,
+            "provider": provider,
+        }
+        done = subprocess.run(
+            [str(paths.gym_python), str(_SANDBOX_DRIVER)],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

@@ -1,0 +1,134 @@
+"""The local tasks on a real NeMo Gym: gold and empty patches, side by side, and an episode with a policy."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import nemogym_agent_function
+import pytest
+from aiohttp import web
+from nemogym_agent_function import run_episode
+from nemogym_preflight import check_agent_server
+
+from .conftest import EXAMPLE_DIR
+
+_TIMEOUT_S = 300.0
+
+
+def test_tasks_are_real_and_of_several_repositories(tasks):
+    assert len(tasks) >= 6
+    assert len({task["repo"] for task in tasks}) >= 3
+    assert sum(task["patch"].count("diff --git") > 1 for task in tasks) >= 2
+    assert sum(len(json.loads(task["PASS_TO_PASS"])) for task in tasks) >= 20
+    for task in tasks:
+        assert json.loads(task["FAIL_TO_PASS"]) and json.loads(task["PASS_TO_PASS"]), task["instance_id"]
+
+
+def test_golden_scan_proves_every_task(stack, paths, tasks, tmp_path, command_environment):
+    output = tmp_path / "golden.jsonl"
+    command = [sys.executable, str(EXAMPLE_DIR / "eval_nemogym_via_api.py"), "--golden", "--concurrency", "2"]
+    command += ["--input", str(paths.tasks), "--output", str(output)]
+    environment = {**command_environment, "NEMO_GYM_URL": stack.golden_url}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert Counter(record["kind"] for record in records) == {"gold": len(tasks), "null": len(tasks)}
+    for record in records:
+        assert record["reward"] == (1.0 if record["kind"] == "gold" else 0.0), record
+        assert record["pass"] is True and record["exit_status"] == "Submitted" or record["kind"] == "null"
+        assert record["seconds"] > 0 and record["eval_report"]["eval_report"][record["instance_id"]]["tests_status"]
+
+
+async def test_eight_episodes_of_one_task_do_not_see_each_other(stack, tasks):
+    task = tasks[0]
+    kinds = ["gold", "null"] * 4
+
+    async def episode(kind: str):
+        row = task if kind == "gold" else {**task, "patch": ""}
+        return await run_episode(row, request_kwargs={}, server=stack.golden_url, timeout_s=_TIMEOUT_S, golden=True)
+
+    first = await episode("gold")
+    after = await episode("null")
+    beside = await asyncio.gather(*map(episode, kinds))
+    assert (first.reward, after.reward) == (1.0, 0.0)
+    assert [outcome.reward for outcome in beside] == [1.0 if kind == "gold" else 0.0 for kind in kinds]
+
+
+@pytest.mark.parametrize("server", ["policy_url", "golden_url"])
+def test_preflight_accepts_both_servers(stack, server):
+    check_agent_server(getattr(stack, server))
+
+
+async def test_connector_runs_a_policy_episode(stack, tasks, monkeypatch, aiohttp_policy):
+    task = tasks[0]
+    monkeypatch.setenv("NEMO_GYM_URL", stack.policy_url)
+    requests, base_url = await aiohttp_policy(
+        [
+            f"git apply - <<'EOF_PATCH'\n{task['patch']}\nEOF_PATCH",
+            "git diff > /tmp/patch.txt",
+            "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat /tmp/patch.txt",
+        ]
+    )
+    result = await nemogym_agent_function.run(
+        base_url=base_url,
+        prompt=task["problem_statement"],
+        request_kwargs={"temperature": 0.7, "top_p": 0.9, "max_tokens": 512, "top_k": 20},
+        metadata=dict(task),
+    )
+    assert result["exit_status"] == "Submitted", result
+    assert result["reward"] == 1.0
+    assert result["eval_report"]["model_patch"].strip() == task["patch"].strip()
+    assert len(requests) == 3
+    for request in requests:
+        sampling = {key: request.get(key) for key in ("temperature", "top_p", "max_tokens", "top_k")}
+        assert sampling == {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512, "top_k": 20}
+
+
+async def test_unreachable_policy_is_no_verdict(stack, tasks, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_URL", stack.policy_url)
+    result = await nemogym_agent_function.run(
+        base_url="http://127.0.0.1:9/sessions/none", prompt="", request_kwargs={}, metadata=dict(tasks[0])
+    )
+    assert result["exit_status"] == "PolicyEndpointError" and "reward" not in result
+
+
+async def test_missing_image_is_no_verdict(stack, tasks):
+    row = {**tasks[0], "image_name": "docker.io/swebench/sweb.eval.x86_64.missing:latest"}
+    outcome = await run_episode(row, request_kwargs={}, server=stack.golden_url, timeout_s=_TIMEOUT_S, golden=True)
+    assert outcome.exit_status == "SandboxUnavailable" and outcome.reward is None
+
+
+@pytest.fixture
+async def aiohttp_policy():
+    """An OpenAI chat-completions endpoint below a session's path that plays one list of commands."""
+    runners = []
+
+    async def start(commands: list[str]) -> tuple[list[dict], str]:
+        requests: list[dict] = []
+
+        async def complete(request: web.Request) -> web.Response:
+            requests.append(await request.json())
+            call = {
+                "id": f"call_{len(requests)}",
+                "type": "function",
+                "function": {"name": "bash", "arguments": json.dumps({"command": commands[len(requests) - 1]})},
+            }
+            message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+            return web.json_response({"id": "1", "object": "chat.completion", "model": "model", "choices": [choice]})
+
+        app = web.Application()
+        app.router.add_post("/sessions/s1/v1/chat/completions", complete)
+        runner = web.AppRunner(app)
+        runners.append(runner)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        return requests, f"http://127.0.0.1:{port}/sessions/s1"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()

@@ -1,0 +1,155 @@
+"""What a sandbox keeps in and what it keeps out."""
+
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+BOTH_WAYS_IN = pytest.mark.parametrize(
+    "user_namespace",
+    [pytest.param(True, id="user-namespace"), pytest.param(False, id="root")] if os.geteuid() == 0 else [True],
+)
+
+
+def outputs(results: list[dict]) -> list[str]:
+    return [result["stdout"].strip() for result in results]
+
+
+@BOTH_WAYS_IN
+def test_host_is_out_of_reach(in_sandboxes, user_namespace, tmp_path):
+    mark = Path("/tmp") / f"host-{uuid.uuid4().hex}"
+    home_mark = Path.home() / f".host-{uuid.uuid4().hex}"
+    mark.write_text("secret")
+    home_mark.write_text("secret")
+    try:
+        (results,) = in_sandboxes(
+            [
+                f"cat {mark} {home_mark}; ls -A /tmp {Path.home()}",
+                "cat /etc/shadow",
+                "touch /usr/written && echo written",
+                "touch /written && echo written",
+                "cat /proc/1/environ && echo read",
+                "head -1 /etc/passwd; wc -l < /etc/passwd",
+                "ls /sys /home /var/lib /work",
+                "mount -o remount,rw /usr && echo remounted",
+                "grep CapEff /proc/self/status",
+            ],
+            user_namespace=user_namespace,
+        )
+    finally:
+        mark.unlink()
+        home_mark.unlink()
+    listing, shadow, usr, root, environ, passwd, folders, remount, capabilities = outputs(results)
+    assert "secret" not in listing and mark.name not in listing.replace(str(mark), "")
+    assert "No such file" in shadow
+    assert "Read-only file system" in usr and "written" not in usr.splitlines()
+    assert "Read-only file system" in root and "written" not in root.splitlines()
+    assert "read" not in environ.splitlines() and "LOCAL_STACK" not in environ
+    assert passwd.splitlines()[0] == "root:x:0:0::/root:/bin/bash" and int(passwd.splitlines()[1]) <= 2
+    assert folders.count("No such file") == 4
+    assert "remounted" not in remount.splitlines()
+    assert capabilities.split()[1] == "0" * 16
+
+
+@BOTH_WAYS_IN
+def test_no_network(in_sandboxes, user_namespace):
+    connect = "python3 -c 'import socket; socket.create_connection((\"{}\", {}), 3)'"
+    (results,) = in_sandboxes(
+        [
+            f"PATH=/opt/python/bin:$PATH; {connect.format('192.0.2.1', 53)}",
+            f"PATH=/opt/python/bin:$PATH; {connect.format('localhost', 22)}",
+            "cat /proc/net/dev",
+        ],
+        user_namespace=user_namespace,
+    )
+    unreachable, refused, devices = outputs(results)
+    assert "Network is unreachable" in unreachable
+    assert "Connection refused" in refused
+    assert [line.split(":")[0].strip() for line in devices.splitlines() if ":" in line] == ["lo"]
+
+
+def test_sandboxes_of_one_image_do_not_see_each_other(in_sandboxes):
+    write = "echo mine > /testbed/mark; echo mine > /tmp/mark; echo mine > /root/mark"
+    look = "sleep 1; cat /testbed/mark /tmp/mark /root/mark; git -C /testbed status --porcelain"
+    writer, reader = in_sandboxes([write, "cat /testbed/mark"], [look])
+    assert outputs(writer)[1] == "mine"
+    assert outputs(reader)[0].count("No such file") == 3 and "mark" not in outputs(reader)[0].splitlines()[-1].split()
+
+
+def test_state_is_kept_between_commands(in_sandboxes):
+    (results,) = in_sandboxes(
+        ["echo kept > /tmp/f; cd /tmp; (sleep 60 & echo $! > /tmp/pid)", "cat /tmp/f; kill -0 $(cat /tmp/pid) && pwd"]
+    )
+    assert outputs(results)[1].split() == ["kept", "/testbed"]
+
+
+@BOTH_WAYS_IN
+def test_fork_bomb_stays_inside(in_sandboxes, user_namespace):
+    before = len(list(Path("/proc").glob("[0-9]*")))
+    started = time.monotonic()
+    (results,) = in_sandboxes([":(){ :|:& };: ; sleep 30", "echo alive"], timeout_s=4, user_namespace=user_namespace)
+    assert outputs(results)[1] == "alive"
+    assert time.monotonic() - started < 25
+    assert len(list(Path("/proc").glob("[0-9]*"))) < before + 50
+
+
+@BOTH_WAYS_IN
+def test_memory_stays_inside(in_sandboxes, user_namespace):
+    python = "/opt/python/bin/python3 -I -S -c"
+    many = f"for i in 1 2 3 4 5 6; do {python} 'import time; x = bytearray(600 << 20); time.sleep(9)' & done; wait"
+    (results,) = in_sandboxes(
+        [f"{python} 'x = bytearray(4 << 30)'", many, "echo alive"], user_namespace=user_namespace
+    )
+    assert "MemoryError" in outputs(results)[0]
+    assert "2048 MiB of memory" in results[1]["stderr"]
+    assert outputs(results)[2] == "alive"
+
+
+@BOTH_WAYS_IN
+def test_full_places_stay_inside(in_sandboxes, user_namespace):
+    fill = "head -c 2G /dev/zero > {}/full; stat -c %s {}/full; rm {}/full"
+    places = {"/tmp": 512, "/root": 128, "/testbed": 512, "/dev/shm": 64, "/var/tmp": 512}
+    (results,) = in_sandboxes(
+        [*(fill.format(place, place, place) for place in places), "yes", "echo x > /dev/full2 || echo alive"],
+        user_namespace=user_namespace,
+    )
+    *filled, endless, last = results
+    for result, mib in zip(filled, places.values(), strict=True):
+        assert "No space left" in result["stdout"] and int(result["stdout"].split()[-1]) <= mib << 20
+    assert len(endless["stdout"]) <= 64 << 20
+    assert last["stdout"].strip().endswith("alive")
+
+
+@BOTH_WAYS_IN
+def test_kill_everything_stays_inside(in_sandboxes, user_namespace):
+    (results,) = in_sandboxes(["kill -9 -1; kill -9 1", "echo alive"], user_namespace=user_namespace)
+    assert outputs(results)[1] == "alive"
+
+
+def test_time_is_up(in_sandboxes):
+    started = time.monotonic()
+    (results,) = in_sandboxes(["echo begun; (setsid sleep 60 &) ; sleep 60", "pgrep sleep || echo none"], timeout_s=2)
+    assert time.monotonic() - started < 20
+    assert results[0]["error_type"] == "timeout" and results[0]["stdout"] == "begun\n"
+    assert results[0]["stderr"] == "command timed out after 2s"
+    assert outputs(results)[1] == "none"
+
+
+def test_command_ends_while_its_children_live(in_sandboxes):
+    started = time.monotonic()
+    (results,) = in_sandboxes(["sleep 30 & echo done", "exit 7", "cat /nowhere", "kill -TERM $$"])
+    assert time.monotonic() - started < 15
+    assert [result["return_code"] for result in results] == [0, 7, 1, 128 + 15]
+
+
+def test_many_short_commands_lose_no_exit_code(in_sandboxes):
+    (results,) = in_sandboxes([f"(exit {number % 5}) & wait $!" for number in range(300)])
+    assert [result["return_code"] for result in results] == [number % 5 for number in range(300)]
+
+
+@pytest.mark.parametrize("image", ["docker.io/swebench/missing:latest", "", "..", "x/.."])
+def test_missing_image_is_named(in_sandboxes, image):
+    with pytest.raises(AssertionError, match="SandboxCreateError: no image"):
+        in_sandboxes([], image=image)
