@@ -48,8 +48,10 @@ def tasks(paths: Paths) -> list[dict]:
 
 @pytest.fixture
 def command_environment() -> dict[str, str]:
-    """Environment for the project's commands as subprocesses."""
-    return {**os.environ, "PYTHONPATH": str(EXAMPLE_DIR)}
+    """Environment for the project's commands as subprocesses, without the settings of whoever runs the tests."""
+    settings = ("NEMO_GYM_", "MILES_", "PORT", "POLICY_", "DATA", "LIMIT")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(settings)}
+    return {**inherited, "PYTHONPATH": str(EXAMPLE_DIR)}
 
 
 @pytest.fixture

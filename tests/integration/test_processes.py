@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from local_stack.processes import RUN_VARIABLE, clear_dead_runs
+from local_stack.processes import RUN_VARIABLE, clear_dead_runs, locked
 from local_stack.server import HOST, Ports
 
 from .conftest import EXAMPLE_DIR
@@ -116,7 +116,7 @@ def test_a_command_that_cannot_start_is_named(paths, command_environment, mark):
 def test_keeper_ends_daemons_of_its_command(tmp_path, command_environment, mark, how):
     daemon = "(setsid sh -c 'trap \"\" TERM INT HUP; (setsid sleep 300 &); sleep 300' &) ; sleep 300"
     keeper = subprocess.Popen(
-        [sys.executable, str(_KEEPER), str(tmp_path / "lock"), "--", "sh", "-c", daemon],
+        [sys.executable, str(_KEEPER), "sh", "-c", daemon],
         stdin=subprocess.PIPE,
         env=command_environment,
     )
@@ -134,11 +134,13 @@ def test_what_a_killed_keeper_left_is_cleared(tmp_path, command_environment, mar
     ray.mkdir()
     (run / "ray").symlink_to(ray)
     command_environment[RUN_VARIABLE] = str(run)
-    keeper = subprocess.Popen(
-        [sys.executable, str(_KEEPER), str(run / "lock"), "--", "sh", "-c", "(setsid sleep 300 &); sleep 300"],
-        stdin=subprocess.PIPE,
-        env=command_environment,
-    )
+    with locked(run / "lock") as lock:
+        keeper = subprocess.Popen(
+            [sys.executable, str(_KEEPER), "sh", "-c", "(setsid sleep 300 &); sleep 300"],
+            stdin=subprocess.PIPE,
+            env=command_environment,
+            pass_fds=[lock.fileno()],
+        )
     wait_until(lambda: len(processes_with(mark)) >= 3, timeout_s=20)
     assert clear_dead_runs(runs) == [], "a live run was cleared"
     keeper.kill()

@@ -1,15 +1,14 @@
 """Run a command and leave nothing of it behind, however its parent or itself ends.
 
-    python keeper.py <lock file> -- command ...
+    python keeper.py command ...
 
 Standard input is the parent's end of a pipe: when the parent is gone, killed with SIGKILL even, it closes. As child
 subreaper the keeper inherits every orphan of the command, so that killing its children until there are none ends them
-all. It holds an exclusive lock on the lock file for as long as it lives. Standard library only.
+all. A locked file that it inherits stays locked for as long as it lives. Standard library only.
 """
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import select
 import signal
@@ -21,17 +20,13 @@ _POLL_MS = 200
 
 
 def main() -> int:
-    lock_path, separator, *command = sys.argv[1:]
-    assert separator == "--" and command, __doc__
-    lock = open(lock_path, "a")
-    fcntl.flock(lock, fcntl.LOCK_EX)
     # A terminal's Ctrl-C and the end of its session are the parent's to handle.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
         return _wait(child)
     finally:
         _kill_descendants()

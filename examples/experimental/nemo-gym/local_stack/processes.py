@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -43,8 +44,8 @@ def run_child(command: list[str], **options) -> subprocess.CompletedProcess:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, waiting: str) -> Iterator[None]:
-    """Hold an exclusive lock on a file.
+def locked(path: Path, *, waiting: str = "") -> Iterator[IO[str]]:
+    """Hold an exclusive lock on a file; yields it open.
 
     Args:
         path: the lock file; made when missing.
@@ -55,9 +56,10 @@ def locked(path: Path, *, waiting: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(waiting, flush=True)
+            if waiting:
+                print(waiting, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file
 
 
 def is_locked(path: Path) -> bool:
@@ -74,7 +76,7 @@ def clear_dead_runs(runs: Path) -> list[int]:
     """End the processes and remove the folders of runs whose keeper was killed.
 
     Args:
-        runs: folder of the runs, each with a file ``lock`` that its keeper holds.
+        runs: folder of the runs, each with a file ``lock`` that its keeper holds; no run may be in the making.
 
     Returns:
         The ids of the processes ended.

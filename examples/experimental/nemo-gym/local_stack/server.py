@@ -5,6 +5,7 @@ they write in the run's own folder, which goes when the run ends.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -16,10 +17,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import requests
 from local_stack.paths import SOURCE, Paths, StackError
-from local_stack.processes import RUN_VARIABLE, clear_dead_runs, remove_run
+from local_stack.processes import RUN_VARIABLE, clear_dead_runs, locked, remove_run
 from tqdm import tqdm
 
 HOST = "127.0.0.1"
@@ -153,12 +155,12 @@ def running_stack(paths: Paths, *, ports: Ports | None = None, options: Options 
     Raises:
         StackError: it did not get ready; the message holds the end of its log.
     """
-    if left := clear_dead_runs(paths.runs):
-        print(f"ended {len(left)} processes that a killed run had left", file=sys.stderr, flush=True)
     ports, options = ports or Ports.free(), options or Options()
-    run = _make_run_folder(paths, ports=ports, options=options)
+    run, lock = _new_run(paths)
     try:
-        stack = _start(paths, run=run, ports=ports, concurrency=options.concurrency)
+        with lock:
+            _fill_run_folder(run, paths=paths, ports=ports, options=options)
+            stack = _start(paths, run=run, lock=lock, ports=ports, concurrency=options.concurrency)
         try:
             _wait_until_ready(stack)
             yield stack
@@ -241,8 +243,11 @@ def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
         concurrency: episodes at a time on each of the two agent servers.
     """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "NEMO_GYM_"))}
+    no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), HOST, "localhost"]))
     return {
         **inherited,
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
         RUN_VARIABLE: str(run),
         "RAY_ADDRESS": "local",  # never join a Ray that already runs here, such as a trainer's
         "RAY_TMPDIR": str((run / "ray").resolve()),
@@ -260,10 +265,20 @@ def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
     }
 
 
-def _make_run_folder(paths: Paths, *, ports: Ports, options: Options) -> Path:
-    """Lay out the run's folder, so that the agent servers write their results there and nowhere else."""
-    run = paths.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}"
-    run.mkdir(parents=True)
+def _new_run(paths: Paths) -> tuple[Path, IO[str]]:
+    """Clear what killed runs left, then return a new run's folder and its lock, held."""
+    with locked(paths.root / "runs.lock"):
+        if left := clear_dead_runs(paths.runs):
+            print(f"ended {len(left)} processes that a killed run had left", file=sys.stderr, flush=True)
+        run = paths.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+        run.mkdir(parents=True)
+        lock = (run / "lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return run, lock
+
+
+def _fill_run_folder(run: Path, *, paths: Paths, ports: Ports, options: Options) -> None:
+    """Lay the run's folder out so that the agent servers write their results there and nowhere else."""
     # Ray's socket paths have to fit into 107 bytes.
     (run / "ray").symlink_to(tempfile.mkdtemp(prefix="ngs-"))
     site_packages = next((paths.gym / "lib").glob("python3.*/site-packages"))
@@ -277,23 +292,23 @@ def _make_run_folder(paths: Paths, *, ports: Ports, options: Options) -> Path:
         environment.symlink_to(paths.gym)
     config = gym_config(ports=ports, options=options, images=paths.images, environments=run / "environments")
     (run / "stack.yaml").write_text(json.dumps(config, indent=1))
-    return run
 
 
-def _start(paths: Paths, *, run: Path, ports: Ports, concurrency: int) -> Stack:
+def _start(paths: Paths, *, run: Path, lock: IO[str], ports: Ports, concurrency: int) -> Stack:
     gym = [str(paths.gym / "bin" / "gym"), "env", "start", "--config", str(run / "stack.yaml")]
     environment = gym_environment(run=run, concurrency=concurrency)
     environment["PATH"] = f"{paths.gym / 'bin'}{os.pathsep}{environment.get('PATH', '')}"
     log_path = _new_log(paths.logs, name=run.name)
     with log_path.open("wb") as log:
         keeper = subprocess.Popen(
-            [sys.executable, str(SOURCE / "keeper.py"), str(run / "lock"), "--", *gym],
+            [sys.executable, str(SOURCE / "keeper.py"), *gym],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=run,
             env=environment,
+            pass_fds=[lock.fileno()],
         )
     return Stack(ports=ports, run=run, log=log_path, keeper=keeper)
 
