@@ -222,8 +222,8 @@ _CONNECTOR_FIELDS = frozenset({"responses_create_params", "policy_base_url", "po
 # Added to metadata by miles/rollout/generate_hub/agentic_tool_call.py; meaningless to the server.
 _MILES_FIELDS = frozenset({"max_seq_len", "session_server_id", "session_server_instance_id"})
 # What a row brings must never look like a verdict.
-_VERDICT_FIELDS = frozenset({"reward", "exit_status", "eval_report", "agent_metrics", "raw_reward"})
-_NOT_FORWARDED = _CONNECTOR_FIELDS | _MILES_FIELDS | _VERDICT_FIELDS
+VERDICT_FIELDS = frozenset({"reward", "exit_status", "eval_report", "agent_metrics", "raw_reward"})
+_NOT_FORWARDED = _CONNECTOR_FIELDS | _MILES_FIELDS | VERDICT_FIELDS
 
 _DEFAULT_SUBSET = "gym"
 _DEFAULT_SPLIT = "train"
