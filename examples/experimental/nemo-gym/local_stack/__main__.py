@@ -3,6 +3,7 @@
     python -m local_stack setup                     make what is missing
     python -m local_stack serve                     run NeMo Gym in the foreground
     python -m local_stack run --golden -- COMMAND   run a command beside it, with NEMO_GYM_URL set
+    python -m local_stack run --policy ROLE -- COMMAND   with POLICY_BASE_URL too: a scripted policy (scripted_policy.py)
 
 Exit status: the command's own; 2 where the set-up is wrong; 130 after Ctrl-C.
 """
@@ -14,15 +15,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from local_stack.install import set_up
 from local_stack.paths import Paths, StackError
 from local_stack.processes import end_with_parent, start_child
+from local_stack.scripted_policy import ROLES, load_tasks, make_app, role_url, serving_in_thread
 from local_stack.server import Options, Ports, running_stack
 
 _INTERRUPT_GRACE_S = 10.0
+# A scripted policy asks for no key: the user's stays out of what the agent writes down.
+_WITHOUT_KEYS = {"OPENAI_API_KEY": "", "DEEPSEEK_API_KEY": ""}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -68,13 +73,18 @@ def serve(
 def run(
     command: Annotated[list[str], typer.Argument(help="the command, after --")],
     golden: Annotated[bool, typer.Option(help="NEMO_GYM_URL is the server that applies gold patches")] = False,
+    policy: Annotated[str | None, typer.Option(help=f"play a policy, at POLICY_BASE_URL: {', '.join(ROLES)}")] = None,
     port: _PORT = None,
     concurrency: _CONCURRENCY = 8,
     policy_model: _POLICY_MODEL = "model",
     with_parent: _WITH_PARENT = False,
 ) -> None:
-    """Run a command with NEMO_GYM_URL and LOCAL_STACK_TASKS set, and stop NeMo Gym when it ends."""
+    """Run a command with NEMO_GYM_URL, NEMO_GYM_HEAD_URL and LOCAL_STACK_TASKS set; stop NeMo Gym when it ends."""
     with _orderly(with_parent):
+        if golden and policy:
+            raise StackError("expected --golden or --policy, found both: a server that applies patches runs no policy")
+        if policy is not None and policy not in ROLES:
+            raise StackError(f"expected --policy to be one of {', '.join(ROLES)}, found {policy!r}")
         if shutil.which(command[0]) is None:
             raise StackError(f"{command[0]} cannot be started: no such program")
         paths = Paths.from_environment()
@@ -82,9 +92,40 @@ def run(
         set_up(paths)
         options = Options(policy_model=policy_model, concurrency=concurrency)
         with running_stack(paths, ports=ports, options=options) as stack:
-            url = stack.golden_url if golden else stack.policy_url
-            status = _run_command(command, {"NEMO_GYM_URL": url, "LOCAL_STACK_TASKS": str(paths.tasks)})
+            variables = {
+                "NEMO_GYM_URL": stack.golden_url if golden else stack.policy_url,
+                "NEMO_GYM_HEAD_URL": stack.head_url,
+                "LOCAL_STACK_TASKS": str(paths.tasks),
+            }
+            with scripted_policy(policy, tasks=paths.tasks, model=policy_model) as policy_variables:
+                status = _run_command(command, {**variables, **policy_variables})
         raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def scripted_policy(role: str | None, *, tasks: Path, model: str) -> Iterator[dict[str, str]]:
+    """Play a role, with every other one beside it, in a thread of this process while the block runs.
+
+    Args:
+        role: one of ``ROLES``; None plays nothing.
+        tasks: the tasks that it knows, JSONL.
+        model: the model name that it serves.
+
+    Yields:
+        The variables that a command needs for it; none without a role, so that the user's own pass through.
+
+    Raises:
+        StackError: the tasks cannot be read.
+    """
+    if role is None:
+        yield {}
+        return
+    try:
+        endpoint = make_app(load_tasks(tasks), model=model)
+    except ValueError as error:
+        raise StackError(str(error)) from None
+    with serving_in_thread(endpoint) as url:
+        yield {**_WITHOUT_KEYS, "POLICY_BASE_URL": role_url(url, role)}
 
 
 def _run_command(command: list[str], variables: dict[str, str]) -> int:
