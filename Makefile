@@ -12,7 +12,7 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency $(CONCURRENCY) $(if $(LIMIT),--limit $(LIMIT))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup test lint format golden-scan serve lock clean
+.PHONY: help venv setup test lint format golden-scan policy-scan data serve train train-dry-run lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -50,8 +50,47 @@ golden-scan: venv  ## prove every task: gold patch 1.0, empty patch 0.0
 	@$(STACK) run --with-parent --golden -- $(SCAN) --golden --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" --output outputs/golden.jsonl
 endif
 
+# Of the scripted roles solve runs on every task, the others on their first few.
+FEW := $(or $(LIMIT),2)
+POLICY_SCAN = $(SCAN) --policy-base-url "$$POLICY_BASE_URL" --output outputs/policy.jsonl $(ARGS)
+ROLE_SCAN = echo "scripted policy: $(1)"; $(SCAN) --policy-base-url "$${POLICY_BASE_URL%/solve/v1}/$(1)/v1" --output outputs/policy-$(1).jsonl --input "$$LOCAL_STACK_TASKS"
+define ROLE_SCANS
+set -e
+$(call ROLE_SCAN,solve) --expect-reward 1 --expect-exit-status Submitted
+$(call ROLE_SCAN,wrong) --limit $(FEW) --expect-reward 0 --expect-exit-status Submitted
+$(call ROLE_SCAN,never-submit) --limit $(FEW) --expect-reward 0 --expect-exit-status LimitsExceeded
+$(call ROLE_SCAN,never-call) --limit $(FEW) --expect-reward 0 --expect-exit-status LimitsExceeded
+endef
+export ROLE_SCANS
+
+ifdef NEMO_GYM_URL
+policy-scan: venv
+	@test -n "$(DATA)" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name its tasks with DATA=<file.jsonl>" >&2; exit 2; }
+	@test -n "$$POLICY_BASE_URL" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name the policy it calls with POLICY_BASE_URL=<http://host:8000/v1>" >&2; exit 2; }
+	@mkdir -p outputs
+	@$(POLICY_SCAN) --input "$(DATA)"
+else ifdef POLICY_BASE_URL
+policy-scan: venv
+	@mkdir -p outputs
+	@$(STACK) run --with-parent -- $(POLICY_SCAN) --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)"
+else
+policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name>
+	@mkdir -p outputs
+	@$(STACK) run --with-parent --policy solve -- sh -c "$$ROLE_SCANS"
+endif
+
+data: venv  ## SWE-bench Verified as Miles prompts (INPUT=, DATA=<output>, SPLIT=, SUBSET=, LIMIT=)
+	@$(PY) $(EXAMPLE)/download_and_process_data.py --output "$(or $(DATA),outputs/swe_verified.jsonl)" $(if $(INPUT),--input "$(INPUT)") $(if $(SPLIT),--split "$(SPLIT)") $(if $(SUBSET),--subset "$(SUBSET)") $(if $(LIMIT),--limit "$(LIMIT)")
+
 serve: venv  ## run NeMo Gym in the foreground (PORT=12000, POLICY_MODEL=model)
 	@$(STACK) serve --with-parent
+
+train:  ## one GRPO job on 4 GPUs (MILES=<checkout>, NEMO_GYM_URL=<server>, ARGS="--num-rollout 200")
+	@test -z "$(MILES)" -o -e "$(MILES)/miles/utils/external_utils/command_utils.py" || { echo "error: MILES=$(MILES) is no checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make train MILES=<folder>" >&2; exit 2; }
+	@PYTHONPATH="$(if $(MILES),$(abspath $(MILES)):)$(PYTHONPATH)" $(PYTHON) $(EXAMPLE)/run.py $(ARGS)
+
+train-dry-run: venv  ## print what make train would run (MILES=<checkout>); no GPU needed
+	@$(PY) tools/train_dry_run.py "$(MILES)" $(ARGS)
 
 lock: venv  ## pin the closure of pyproject.toml and of the local stack's requirements.in
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
