@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from local_stack.install import find_python, find_uv
-from local_stack.paths import SOURCE, TASK_RECIPE, StackError
+from local_stack.paths import SOURCE, TASK_RECIPE, Paths, StackError
 
 _TASK = "psf__requests-2.27.1"
 _AS_JSON = "import json, sys, tomllib; print(json.dumps(tomllib.load(open(sys.argv[1], 'rb'))))"
@@ -111,3 +111,10 @@ def test_a_wrong_interpreter_is_named(monkeypatch, chosen):
     monkeypatch.setenv("LOCAL_STACK_PYTHON", chosen)
     with pytest.raises(StackError, match=f"LOCAL_STACK_PYTHON={chosen}: expected a Python 3.13"):
         find_python(find_uv())
+
+
+@pytest.mark.parametrize("folder", ["/tmp/with space", "/tmp/with'quote", "/tmp/with$dollar"])
+def test_a_folder_that_ray_cannot_start_from_is_named(monkeypatch, folder):
+    monkeypatch.setenv("LOCAL_STACK_DIR", folder)
+    with pytest.raises(StackError, match="choose one with LOCAL_STACK_DIR"):
+        Paths.from_environment()

@@ -26,6 +26,7 @@ from local_stack.scripted_policy import ROLES, load_tasks, make_app, role_url, s
 from local_stack.server import Options, Ports, running_stack
 
 _INTERRUPT_GRACE_S = 10.0
+_RUN_TIMEOUT_S = "600"  # the local tasks take seconds
 # A scripted policy asks for no key: the user's stays out of what the agent writes down.
 _WITHOUT_KEYS = {"OPENAI_API_KEY": "", "DEEPSEEK_API_KEY": ""}
 
@@ -93,6 +94,7 @@ def run(
         options = Options(policy_model=policy_model, concurrency=concurrency)
         with running_stack(paths, ports=ports, options=options) as stack:
             variables = {
+                "NEMO_GYM_RUN_TIMEOUT": os.environ.get("NEMO_GYM_RUN_TIMEOUT") or _RUN_TIMEOUT_S,
                 "NEMO_GYM_URL": stack.golden_url if golden else stack.policy_url,
                 "NEMO_GYM_HEAD_URL": stack.head_url,
                 "LOCAL_STACK_TASKS": str(paths.tasks),

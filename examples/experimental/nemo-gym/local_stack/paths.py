@@ -1,6 +1,7 @@
 """Where the local stack keeps its files, and the versions that it is made of."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +29,20 @@ class Paths:
 
     @classmethod
     def from_environment(cls) -> "Paths":
-        """Use LOCAL_STACK_DIR, or a folder of the user's cache (XDG_CACHE_HOME, ~/.cache)."""
+        """Use LOCAL_STACK_DIR, or a folder of the user's cache (XDG_CACHE_HOME, ~/.cache).
+
+        Raises:
+            StackError: NeMo Gym could not run from there.
+        """
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cls(Path(os.environ.get("LOCAL_STACK_DIR") or cache / "miles-nemo-gym").absolute())
+        root = Path(os.environ.get("LOCAL_STACK_DIR") or cache / "miles-nemo-gym").absolute()
+        # Ray starts its workers through a shell and does not quote the interpreter's path.
+        if shlex.quote(str(root)) != str(root):
+            raise StackError(
+                f"NeMo Gym cannot run from {str(root)!r}: expected a path without spaces and other characters that a shell "
+                "treats specially; choose one with LOCAL_STACK_DIR=<folder>"
+            )
+        return cls(root)
 
     @property
     def gym(self) -> Path:

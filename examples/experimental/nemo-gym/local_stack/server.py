@@ -279,8 +279,8 @@ def _new_run(paths: Paths) -> tuple[Path, IO[str]]:
 
 def _fill_run_folder(run: Path, *, paths: Paths, ports: Ports, options: Options) -> None:
     """Lay the run's folder out so that the agent servers write their results there and nowhere else."""
-    # Ray's socket paths have to fit into 107 bytes.
-    (run / "ray").symlink_to(tempfile.mkdtemp(prefix="ngs-"))
+    # Ray's socket paths have to fit into 107 bytes, whatever TMPDIR is.
+    (run / "ray").symlink_to(tempfile.mkdtemp(prefix="ngs-", dir="/tmp"))
     site_packages = next((paths.gym / "lib").glob("python3.*/site-packages"))
     agent = run / _SERVERS[0]
     agent.mkdir(parents=True)
