@@ -32,7 +32,7 @@ def test_host_is_out_of_reach(in_sandboxes, user_namespace, tmp_path):
                 "touch /written && echo written",
                 "cat /proc/1/environ && echo read",
                 "head -1 /etc/passwd; wc -l < /etc/passwd",
-                "ls /sys /home /var/lib /work",
+                "ls /sys /home /var/lib /srv",
                 "mount -o remount,rw /usr && echo remounted",
                 "grep CapEff /proc/self/status",
             ],

@@ -26,6 +26,7 @@ import requests
 import tomllib
 from nemo_gym.sandbox.providers.base import SandboxSpec
 from nemo_gym_bubblewrap.provider import BubblewrapProvider
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
 from swebench.harness.grading import get_eval_report, get_logs_eval
 from swebench.harness.test_spec.test_spec import make_test_spec
 from tqdm import tqdm
@@ -174,7 +175,7 @@ def build_environment(*, root: Path, python: Path, uv: str, requirements: list[s
 
 
 def fetch_sdist(project: str, filename: str, sha256: str, *, folder: Path) -> Path:
-    """Download one release file through the index's JSON API (PEP 691) and check its hash.
+    """Download one release file from the package index and check its hash.
 
     Args:
         project: name on the index (PIP_INDEX_URL or UV_DEFAULT_INDEX, else PyPI).
@@ -191,25 +192,23 @@ def fetch_sdist(project: str, filename: str, sha256: str, *, folder: Path) -> Pa
     path = folder / filename
     if path.is_file() and _digest_bytes(path.read_bytes()) == sha256:
         return path
-    index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("PIP_INDEX_URL") or "https://pypi.org/simple"
-    try:
-        page = requests.get(
-            f"{index.rstrip('/')}/{project}/",
-            headers={"Accept": "application/vnd.pypi.simple.v1+json"},
-            timeout=_FETCH_TIMEOUT_S,
-        )
-        page.raise_for_status()
-        urls = [file["url"] for file in page.json()["files"] if file["filename"] == filename]
-        if not urls:
-            raise BuildError(f"{project}: the package index does not list {filename}")
-        content = requests.get(requests.compat.urljoin(page.url, urls[0]), timeout=_FETCH_TIMEOUT_S)
-        content.raise_for_status()
-    except (requests.RequestException, ValueError, KeyError) as error:
-        raise BuildError(f"{filename} could not be fetched from the package index ({type(error).__name__})") from error
-    if (found := _digest_bytes(content.content)) != sha256:
-        raise BuildError(f"{filename}: expected sha256 {sha256}, found {found}")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_atomically(path, content.content)
+    index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("PIP_INDEX_URL") or PYPI_SIMPLE_ENDPOINT
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as scratch, PyPISimple(index) as client:
+        partial = Path(scratch) / filename
+        try:
+            packages = client.get_project_page(project, timeout=_FETCH_TIMEOUT_S).packages
+            package = next((package for package in packages if package.filename == filename), None)
+            if package is None:
+                raise BuildError(f"{project}: the package index does not list {filename}")
+            client.download_package(package, partial, timeout=_FETCH_TIMEOUT_S)
+        except (requests.RequestException, NoSuchProjectError, UnsupportedContentTypeError, ValueError) as error:
+            raise BuildError(
+                f"{filename} could not be fetched: {type(error).__name__} from the package index"
+            ) from error
+        if (found := _digest_bytes(partial.read_bytes())) != sha256:
+            raise BuildError(f"{filename}: expected sha256 {sha256}, found {found}")
+        partial.replace(path)
     return path
 
 
@@ -377,9 +376,9 @@ def _replace_folder(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-def _write_atomically(path: Path, content: str | bytes) -> None:
+def _write_atomically(path: Path, content: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.write_text(content)
     partial.replace(path)
 
 
