@@ -5,8 +5,10 @@ Runs in NeMo Gym's environment, which has the provider; the tests run in the pro
 
 import asyncio
 import json
+import os
 import sys
 
+import uvloop
 from nemo_gym.sandbox.providers.base import SandboxSpec
 from nemo_gym_bubblewrap.provider import BubblewrapProvider
 
@@ -31,4 +33,6 @@ async def main() -> None:
             await provider.close(sandbox)
 
 
-asyncio.run(main())
+# As in NeMo Gym's workers: files that children may inherit, and an event loop that lets them.
+os.set_inheritable(os.open("/etc/hostname", os.O_RDONLY), True)
+uvloop.run(main())

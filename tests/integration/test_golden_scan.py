@@ -41,6 +41,15 @@ def test_golden_scan_proves_every_task(stack, paths, tasks, tmp_path, command_en
         assert record["seconds"] > 0 and record["eval_report"]["eval_report"][record["instance_id"]]["tests_status"]
 
 
+def test_golden_scan_of_a_policy_server_is_stopped_by_its_first_episode(stack, paths, command_environment):
+    command = [sys.executable, str(EXAMPLE_DIR / "eval_nemogym_via_api.py"), "--golden", "--input", str(paths.tasks)]
+    environment = {**command_environment, "NEMO_GYM_URL": stack.policy_url}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "needs a server started with run_golden=true" in done.stderr
+    assert "1 episode(s) had ended" in done.stderr
+
+
 async def test_eight_episodes_of_one_task_do_not_see_each_other(stack, tasks):
     task = tasks[0]
     kinds = ["gold", "null"] * 4

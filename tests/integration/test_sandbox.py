@@ -54,6 +54,13 @@ def test_host_is_out_of_reach(in_sandboxes, user_namespace, tmp_path):
 
 
 @BOTH_WAYS_IN
+def test_no_file_of_the_host_is_inherited(in_sandboxes, user_namespace):
+    (results,) = in_sandboxes(["for fd in /proc/$$/fd/*; do readlink $fd; done"], user_namespace=user_namespace)
+    opened = sorted(set(outputs(results)[0].splitlines()))
+    assert [path.split("#")[0] for path in opened] == ["/dev/null", "/run/"], opened
+
+
+@BOTH_WAYS_IN
 def test_no_network(in_sandboxes, user_namespace):
     connect = "python3 -c 'import socket; socket.create_connection((\"{}\", {}), 3)'"
     (results,) = in_sandboxes(

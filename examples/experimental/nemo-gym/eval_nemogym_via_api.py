@@ -62,6 +62,8 @@ _NOT_GOLDEN = frozenset({"PolicyServer", "PolicyEndpointError"})
 # These can be one task's fault; when nothing else is seen at the start, they are the set-up's.
 _NOTHING_RUNS = frozenset({"ServerUnreachable", "SandboxUnavailable"})
 _FIRST_HANDFUL = 4
+# A golden server calls no policy; one that does is told to call nobody, and found out by the first episode at once.
+_NO_POLICY = "http://127.0.0.1:9/v1"
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,14 @@ async def run_job(job: Job, *, server: str, timeout_s: float, policy: Policy | N
     """Run one episode; what comes back holds the policy's key nowhere."""
     start = time.monotonic()
     if policy is None:
-        outcome = await run_episode(job.task, request_kwargs={}, server=server, timeout_s=timeout_s, golden=True)
+        outcome = await run_episode(
+            job.task,
+            request_kwargs={},
+            server=server,
+            timeout_s=timeout_s,
+            policy_base_url=_NO_POLICY,
+            golden=True,
+        )
     else:
         key = policy.key
         outcome = await run_episode(

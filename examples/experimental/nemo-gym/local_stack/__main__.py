@@ -147,6 +147,7 @@ def _run_command(command: list[str], variables: dict[str, str]) -> int:
 def _orderly(with_parent: bool) -> Iterator[None]:
     """Make a known fault one sentence, and SIGTERM, Ctrl-C and the parent's end an orderly stop."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     if with_parent:
         end_with_parent(signal.SIGTERM)
     try:

@@ -162,6 +162,7 @@ def build_environment(*, root: Path, python: Path, uv: str, requirements: list[s
     shutil.rmtree(folder, ignore_errors=True)
     _run([uv, "venv", "--quiet", "--relocatable", "--python", str(python / "bin" / "python3"), str(folder)])
     install = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--compile-bytecode"]
+    install += ["--link-mode", "copy"]  # a file of the cache has whatever permissions it was cached with
     _run([*install, "--python", str(folder / "bin" / "python"), *requirements])
     site_packages = next((folder / "lib").glob("python3.*/site-packages"))
     (site_packages / "testbed.pth").write_text("/testbed/src\n/testbed\n")
@@ -170,6 +171,7 @@ def build_environment(*, root: Path, python: Path, uv: str, requirements: list[s
         script.write_text(_PYTEST_SCRIPT)
         script.chmod(0o755)
     _point_at_opt_python(folder)
+    _run(["chmod", "-R", "a+rX", str(folder)])
     (folder / "complete").touch()
     return folder
 

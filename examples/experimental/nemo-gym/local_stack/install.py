@@ -48,6 +48,7 @@ def set_up(paths: Paths) -> None:
     Raises:
         StackError: a step failed; what was finished before it is kept.
     """
+    os.umask(0o022)  # as root a sandbox runs as another user, who must be able to read what is installed here
     with locked(paths.root / "setup.lock", waiting="waiting for another set-up of the local stack to finish"):
         uv = find_uv()
         if shutil.which("git") is None:

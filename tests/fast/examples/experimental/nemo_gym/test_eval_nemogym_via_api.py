@@ -61,7 +61,7 @@ def test_every_row_runs_with_its_patch_and_without(scan, stub, tmp_path):
     assert sorted((request["instance_id"], request["patch"]) for request in stub.requests) == sorted(
         (f"psf__requests-{number}", patch) for number in (1, 2) for patch in (ROW["patch"], "")
     )
-    assert all("policy_base_url" not in request for request in stub.requests)
+    assert all(request["policy_base_url"] == "http://127.0.0.1:9/v1" for request in stub.requests)
     assert len({request["image_name"] for request in stub.requests}) == 2
     records = _records(output)
     assert sorted((record["instance_id"], record["kind"], record["reward"]) for record in records) == [

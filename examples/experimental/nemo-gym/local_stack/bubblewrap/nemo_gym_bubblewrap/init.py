@@ -27,6 +27,7 @@ _READ_BYTES = 1 << 16
 
 
 def main() -> None:
+    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # what NeMo Gym's worker let bwrap inherit
     wakeup, _ = _wake_on_child_exit()
     setup = json.loads(sys.stdin.buffer.readline())
     try:
