@@ -22,7 +22,7 @@ venv:
 	@$(PYTHON) tools/setup_venv.py $(VENV)
 
 setup: venv  ## install everything and build the tasks (once; 1.5 GB)
-	@$(STACK) setup --with-parent
+	@exec $(STACK) setup --with-parent
 
 test: lint setup  ## lint, offline tests, tests on a real NeMo Gym
 	$(PY) -m pytest tests
@@ -47,7 +47,7 @@ golden-scan: venv
 else
 golden-scan: venv  ## prove every task: gold patch 1.0, empty patch 0.0
 	@mkdir -p outputs
-	@$(STACK) run --with-parent --golden -- $(SCAN) --golden --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" --output outputs/golden.jsonl
+	@exec $(STACK) run --with-parent --golden -- $(SCAN) --golden --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" --output outputs/golden.jsonl
 endif
 
 # Of the scripted roles solve runs on every task, the others on their first few.
@@ -72,18 +72,18 @@ policy-scan: venv
 else ifdef POLICY_BASE_URL
 policy-scan: venv
 	@mkdir -p outputs
-	@$(STACK) run --with-parent -- $(POLICY_SCAN) --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)"
+	@exec $(STACK) run --with-parent -- $(POLICY_SCAN) --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)"
 else
 policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name>
 	@mkdir -p outputs
-	@$(STACK) run --with-parent --policy solve -- sh -c "$$ROLE_SCANS"
+	@exec $(STACK) run --with-parent --policy solve -- sh -c "$$ROLE_SCANS"
 endif
 
 data: venv  ## SWE-bench Verified as Miles prompts (INPUT=, DATA=<output>, SPLIT=, SUBSET=, LIMIT=)
 	@$(PY) $(EXAMPLE)/download_and_process_data.py --output "$(or $(DATA),outputs/swe_verified.jsonl)" $(if $(INPUT),--input "$(INPUT)") $(if $(SPLIT),--split "$(SPLIT)") $(if $(SUBSET),--subset "$(SUBSET)") $(if $(LIMIT),--limit "$(LIMIT)")
 
 serve: venv  ## run NeMo Gym in the foreground (PORT=12000, POLICY_MODEL=model)
-	@$(STACK) serve --with-parent
+	@exec $(STACK) serve --with-parent
 
 train:  ## one GRPO job on 4 GPUs (MILES=<checkout>, NEMO_GYM_URL=<server>, ARGS="--num-rollout 200")
 	@test -z "$(MILES)" -o -e "$(MILES)/miles/utils/external_utils/command_utils.py" || { echo "error: MILES=$(MILES) is no checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make train MILES=<folder>" >&2; exit 2; }

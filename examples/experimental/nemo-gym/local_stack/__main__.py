@@ -152,7 +152,7 @@ def _orderly(with_parent: bool) -> Iterator[None]:
         end_with_parent(signal.SIGTERM)
     try:
         yield
-    except StackError as error:
+    except (StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

@@ -86,6 +86,8 @@ def build_all(*, recipe: Path, root: Path, python: Path, uv: str, jobs: int) -> 
     Raises:
         BuildError: a download, a build or a proof failed; what was finished is kept.
     """
+    for unfinished in [*(root / "images").glob(".building-*"), *(root / "sdists").glob(".fetching-*")]:
+        shutil.rmtree(unfinished)  # left by a builder that was killed
     plan = tomllib.loads(recipe.read_text())
     environments = {
         name: build_environment(root=root, python=python, uv=uv, requirements=entry["requirements"])

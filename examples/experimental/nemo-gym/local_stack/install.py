@@ -3,6 +3,7 @@
 Everything is made once, kept, and made again when what it is made from changes.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -110,7 +111,7 @@ def _find_python_once(paths: Paths, *, uv: str) -> Interpreter:
     """Find the interpreter again only when the one found before is gone or another is asked for."""
     record = paths.root / "python.json"
     chosen = os.environ.get("LOCAL_STACK_PYTHON", "")
-    if record.is_file():
+    with contextlib.suppress(OSError, ValueError, KeyError):
         known = json.loads(record.read_text())
         interpreter = _describe(str(Path(known["prefix"]) / "bin" / "python3"))
         if interpreter and known["chosen"] == chosen:

@@ -7,12 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
+_REAP_PAUSE_S = 0.05
 # Every process of a run carries its folder in this variable.
 RUN_VARIABLE = "LOCAL_STACK_RUN"
 
@@ -81,23 +83,30 @@ def clear_dead_runs(runs: Path) -> list[int]:
     Returns:
         The ids of the processes ended.
     """
+    dead = [run for run in sorted(runs.glob("*")) if not is_locked(run / "lock")] if runs.is_dir() else []
+    return [pid for run in dead for pid in remove_run(run)]
+
+
+def remove_run(run: Path) -> list[int]:
+    """End what is left of a run, then remove its folder and the one that Ray used for it.
+
+    Args:
+        run: the run's folder.
+
+    Returns:
+        The ids of the processes ended: none, unless the keeper was killed.
+    """
     ended = []
-    for run in sorted(runs.glob("*")) if runs.is_dir() else []:
-        if is_locked(run / "lock"):
-            continue
-        for pid in _processes_of(run):
+    while left := _processes_of(run):
+        for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-                ended.append(pid)
-        remove_run(run)
-    return ended
-
-
-def remove_run(run: Path) -> None:
-    """Remove a run's folder and the one that Ray used for it."""
+        ended += [pid for pid in left if pid not in ended]
+        time.sleep(_REAP_PAUSE_S)
     with contextlib.suppress(OSError):
         shutil.rmtree((run / "ray").resolve(), ignore_errors=True)
     shutil.rmtree(run, ignore_errors=True)
+    return ended
 
 
 def _processes_of(run: Path) -> list[int]:

@@ -39,7 +39,7 @@ _SERVERS = (
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP ports of one run, all on the loopback interface.
+    """TCP ports of one run's HTTP servers, all on the loopback interface; Ray chooses its own.
 
     Args:
         policy: agent that runs the policy.
@@ -251,6 +251,7 @@ def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
         RUN_VARIABLE: str(run),
         "RAY_ADDRESS": "local",  # never join a Ray that already runs here, such as a trainer's
         "RAY_TMPDIR": str((run / "ray").resolve()),
+        "TMPDIR": str((run / "ray").resolve() / "tmp"),  # what the servers leave there goes with the run
         "RAY_USAGE_STATS_ENABLED": "0",
         # A token of the run's own; without one Ray makes ~/.ray/auth_token.
         "RAY_AUTH_MODE": "token",
@@ -281,6 +282,7 @@ def _fill_run_folder(run: Path, *, paths: Paths, ports: Ports, options: Options)
     """Lay the run's folder out so that the agent servers write their results there and nowhere else."""
     # Ray's socket paths have to fit into 107 bytes, whatever TMPDIR is.
     (run / "ray").symlink_to(tempfile.mkdtemp(prefix="ngs-", dir="/tmp"))
+    (run / "ray" / "tmp").mkdir()
     site_packages = next((paths.gym / "lib").glob("python3.*/site-packages"))
     agent = run / _SERVERS[0]
     agent.mkdir(parents=True)

@@ -31,7 +31,8 @@ class Limits:
     """What one sandbox may take from the host.
 
     Args:
-        memory_mib: anonymous memory, of each process and of all of them together; tmpfs files come on top, MiB.
+        memory_mib: mapped anonymous memory, of each process and of all of them together, MiB. Files on tmpfs and
+            memory that no process has mapped (memfd, detached System V segments, socket buffers) are not counted.
         processes: processes and threads alive at once.
         cpu_s: CPU time of each process, seconds.
         testbed_mib: size of /testbed, MiB.
