@@ -120,7 +120,6 @@ def test_a_closed_loops_session_is_dropped_quietly(stub, recwarn):
     assert not [warning for warning in recwarn if "Unclosed" in str(warning.message)]
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="reads the open sockets from /proc")
 async def test_tcp_keepalive_keeps_a_silent_connection_alive(stub):
     stub.on_run = lambda body: stub.hang()
     episode = asyncio.create_task(_run())
