@@ -189,7 +189,7 @@ def convert_row(instance: Mapping[str, Any], subset: str, split: str) -> dict[st
         raise ValueError("expected the task as text in problem_statement, found none")
     if not isinstance(metadata["split"], str):
         raise ValueError(f"expected split to be a name, found {split!r}")
-    build_run_request(metadata, request_kwargs=None, episode="check")
+    build_run_request(metadata, request_kwargs=None)
     return {"prompt": problem_statement, "metadata": metadata}
 
 
@@ -233,7 +233,7 @@ def _check_options(source: str, output: Path, *, subset: str | None, limit: int 
         raise DataError(f"expected --limit to be at least 1, found {limit}; leave it out to convert every row")
     if subset is not None:
         try:
-            build_run_request({"instance_id": "any", "subset": subset}, request_kwargs=None, episode="check")
+            build_run_request({"instance_id": "any", "subset": subset}, request_kwargs=None)
         except ValueError as error:
             raise DataError(f"--subset: {error}") from None
     if output.suffix != ".jsonl":

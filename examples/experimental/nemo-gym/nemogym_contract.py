@@ -3,8 +3,8 @@
 Pure: no I/O, no environment variables, standard library only. The connector, the scan and the tests all use it, so
 every rule about the wire is here once.
 
-    request    build_run_request(row, request_kwargs, policy_base_url, episode=...)  -> body of POST /run
-    response   read_run_response(status, body, row)                                  -> Outcome
+    request    build_run_request(row, request_kwargs, policy_base_url)  -> body of POST /run
+    response   read_run_response(status, body, row)                     -> Outcome
 
 A reward is a verdict on the policy. What the policy cannot have caused is not a verdict: such an Outcome has an
 ``exit_status`` and no reward. ``EXIT_STATUSES`` is the only table of statuses.
@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -37,7 +37,7 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
     "Submitted": ExitStatus(True, "graded after the agent submitted"),
     "LimitsExceeded": ExitStatus(True, "graded although the agent never submitted"),
     "ContextLengthExceeded": ExitStatus(True, "the conversation outgrew the model's context"),
-    "TimeLimitExceeded": ExitStatus(True, "the episode took longer than NEMO_GYM_RUN_TIMEOUT"),
+    "TimeLimitExceeded": ExitStatus(True, "longer than NEMO_GYM_RUN_TIMEOUT, on a server that works"),
     "NoTestsRan": ExitStatus(True, "graded without an error, but not one test was reported"),
     "TestsSkipped": ExitStatus(True, "graded 1.0, but not every FAIL_TO_PASS test was seen to pass"),
     "SandboxFailed": ExitStatus(True, "the sandbox died under the agent's commands"),
@@ -48,11 +48,15 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
     "UngradableInstance": ExitStatus(False, "the task is one that cannot be sent or graded"),
     "GoldenServer": ExitStatus(False, "the agent server runs gold patches instead of the policy"),
     "PolicyServer": ExitStatus(False, "the agent server runs a policy where gold patches were expected"),
+    "Aborted": ExitStatus(False, "Miles called abort()"),
     "UnknownError": ExitStatus(False, "a failure this connector does not know"),
 }
 
 # Set by the grade itself; every other verdict is a fixed 0.0.
 GRADED_STATUSES = frozenset({"Submitted", "LimitsExceeded"})
+
+# No verdict, and yet nothing against the server: the caller's own act, and a task that its grader does not know.
+_BLAMELESS_STATUSES = frozenset({"Aborted", "UngradableInstance"})
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,25 @@ class Outcome:
         reward: the verdict, or None when there is none.
         eval_report: the ``metadata`` of the server's response: the SWE-bench report and the patch, or the error.
         detail: what was found, for the log; never sent to training.
+        agent_metrics: what was measured, each absent when unknown: ``turns`` (replies of the model in the transcript;
+            NeMo Gym drops those without a tool call), ``tool_calls``, ``tampered`` (see ``tampered_files``) and
+            ``total_time``, seconds from admission to the end.
     """
 
     exit_status: str
     reward: float | None = None
     eval_report: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
+    agent_metrics: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if EXIT_STATUSES[self.exit_status].is_verdict != (self.reward is not None):
             raise ValueError(f"{self.exit_status} with reward {self.reward!r}: a reward goes with a verdict only")
+
+    @property
+    def blames_server(self) -> bool:
+        """Whether it speaks for an outage: no verdict, for a reason that the next task may meet too."""
+        return self.reward is None and self.exit_status not in _BLAMELESS_STATUSES
 
     def as_metadata(self) -> dict[str, Any]:
         """The dict Miles merges into ``sample.metadata``: without a verdict it has no ``reward`` key.
@@ -84,6 +97,8 @@ class Outcome:
         metadata: dict[str, Any] = {"exit_status": self.exit_status, "eval_report": self.eval_report}
         if self.reward is not None:
             metadata["reward"] = self.reward
+        if self.agent_metrics:
+            metadata["agent_metrics"] = self.agent_metrics
         return metadata
 
 
@@ -276,21 +291,16 @@ def build_run_request(
     request_kwargs: Mapping[str, Any] | None,
     policy_base_url: str | None = None,
     policy_api_key: str | None = None,
-    *,
-    episode: str,
 ) -> dict[str, Any]:
     """Body of ``POST /run``: the task's fields at top level, beside the connector's own.
 
-    The server keeps one configuration file per subset and instance, which concurrent episodes of one instance
-    overwrite for each other; so ``subset`` becomes ``<subset>-<episode>``. It also derives the image from the subset,
-    so ``image_name`` is always sent.
+    The server derives the image from the subset, which ``name_episode`` changes: so ``image_name`` is always in it.
 
     Args:
         row: SWE-bench instance fields, as they ride in ``sample.metadata``. Only JSON values.
         request_kwargs: sampling settings, see ``build_responses_create_params``.
         policy_base_url: OpenAI-compatible URL the agent calls; None leaves the server's own policy in place.
         policy_api_key: bearer token for it.
-        episode: id unique among the episodes alive on any server, ``[A-Za-z0-9][A-Za-z0-9._-]*``.
 
     Raises:
         ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name; or a field is not JSON.
@@ -308,7 +318,7 @@ def build_run_request(
     request = {
         **task,
         "instance_id": instance_id,
-        "subset": _checked_folder_name(f"{subset}-{episode}", name="subset with its episode"),
+        "subset": subset,
         "split": _default_if_none(row.get("split"), _DEFAULT_SPLIT),
         "image_name": str(row.get("image_name") or _default_image(instance_id, subset)),
         "responses_create_params": build_responses_create_params(request_kwargs),
@@ -318,6 +328,19 @@ def build_run_request(
     if policy_api_key is not None:
         request["policy_api_key"] = policy_api_key
     return request
+
+
+def name_episode(request: dict[str, Any], episode: str) -> dict[str, Any]:
+    """The request with a folder of its own on the server: ``subset`` becomes ``<subset>-<episode>``.
+
+    The server keeps one configuration file per subset and instance, which concurrent episodes of one instance overwrite
+    for each other (app.py, ``run``).
+
+    Args:
+        request: as ``build_run_request`` makes it.
+        episode: id unique among the episodes alive on any server, ``[A-Za-z0-9._-]+``.
+    """
+    return {**request, "subset": f"{request['subset']}-{episode}"}
 
 
 def _default_image(instance_id: str, subset: str) -> str:
@@ -405,7 +428,8 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
     if answer.get("mask_sample") is True:
         kind = answer.get("failure_kind")
         return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample, failure_kind {kind}")
-    return _read_grade(reward, report, answer.get("response"), row, golden=golden)
+    outcome = _read_grade(reward, report, answer.get("response"), row, golden=golden)
+    return outcome if golden else replace(outcome, agent_metrics=_agent_metrics(answer.get("response"), report))
 
 
 def _read_failure(report: dict[str, Any]) -> Outcome:
@@ -545,6 +569,63 @@ def _ends_with_unanswered_call(output: Any) -> bool:
     """A submission ends the episode before its command's output is recorded; every other end leaves none open."""
     last = output[-1] if isinstance(output, list) and output else None
     return isinstance(last, dict) and last.get("type") == "function_call"
+
+
+def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    output = _as_dict(response).get("output")
+    if isinstance(output, list):
+        kinds = [item.get("type") for item in output if isinstance(item, dict)]
+        metrics["tool_calls"] = kinds.count("function_call")
+        if kinds:
+            answered = [kind == "function_call_output" for kind in kinds]
+            metrics["turns"] = sum(
+                not now and before for before, now in zip([True, *answered], answered, strict=False)
+            )
+    patch = report.get("model_patch")
+    if isinstance(patch, str) and patch.strip():
+        metrics["tampered"] = bool(tampered_files(patch))
+    return metrics
+
+
+_DIFF_PATH = re.compile(
+    r'^(?:--- "?a/|\+\+\+ "?b/|rename (?:from|to) "?|diff --git "?a/)(.+?)"?(?: "?b/.*)?$', re.MULTILINE
+)
+_RUNNER_FILES = frozenset(
+    {
+        "conftest.py",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        "runtests.py",
+    }
+)
+_TEST_FILE = re.compile(r"test_.*|.*_tests?\.\w+|tests?\.py|.*\.pth")
+_TEST_FOLDERS = frozenset({"test", "tests", "testing"})
+
+
+def tampered_files(patch: str) -> list[str]:
+    """Files of a patch that can change what its own tests say: tests, conftest, sitecustomize, the runner's configuration.
+
+    A count for people, no verdict: a good patch may well add tests.
+
+    Args:
+        patch: a unified diff with ``a/`` and ``b/`` prefixes, as git writes it.
+
+    Returns:
+        Their paths, each once, in order.
+    """
+    paths = dict.fromkeys(match[1].strip() for match in _DIFF_PATH.finditer(patch))
+    return [path for path in paths if _is_of_the_tests(path)]
+
+
+def _is_of_the_tests(path: str) -> bool:
+    *folders, name = path.lower().split("/")
+    return name in _RUNNER_FILES or not _TEST_FOLDERS.isdisjoint(folders) or bool(_TEST_FILE.fullmatch(name))
 
 
 def _finite_number(value: Any) -> float | None:

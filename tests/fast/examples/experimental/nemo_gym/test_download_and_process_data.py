@@ -171,9 +171,9 @@ def test_output_is_what_the_scan_and_the_connector_read(tmp_path):
     read = load_rows(tmp_path / "prompts.jsonl", limit=None)
 
     assert read == [line["metadata"] for line in _lines(tmp_path / "prompts.jsonl")]
-    request = build_run_request(read[1], request_kwargs=None, episode="e1")
+    request = build_run_request(read[1], request_kwargs=None)
     assert request["image_name"] == "docker.io/xingyaoww/sweb.eval.x86_64.psf_s_requests-2:latest"
-    assert (request["subset"], request["split"]) == ("gym-e1", "train")
+    assert (request["subset"], request["split"]) == ("gym", "train")
 
 
 def test_same_input_gives_the_same_bytes_and_so_does_the_output_as_input(tmp_path):
