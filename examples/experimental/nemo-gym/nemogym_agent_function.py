@@ -259,6 +259,9 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
     except NotDelivered as error:
         pool.refused(place, Outcome("ServerUnreachable", detail=str(error)), settings.limits)
         raise
+    except asyncio.CancelledError:
+        pool.ended(place, Outcome("Aborted"), settings.limits)
+        raise
     finally:
         _leave(episode, place, pool, exchange, delivery)
 

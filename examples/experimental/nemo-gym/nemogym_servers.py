@@ -59,7 +59,6 @@ class Place:
         started: monotonic seconds of its admission.
         number: how many the server had admitted, with this one.
         alone: no other place of the server was taken then.
-        trial: it is a failing server's one trial.
     """
 
     server: "Server"
@@ -68,7 +67,6 @@ class Place:
     started: float
     number: int
     alone: bool
-    trial: bool
 
     @property
     def episode(self) -> str:
@@ -81,12 +79,12 @@ class Outage:
 
     since: float
     last: Outcome
-    pause_s: float = _FIRST_PAUSE_S
-    next_trial: float = 0.0
-    trial_runs: bool = False
+    pause_s: float
+    next_trial: float
+    trial: Place | None = None
 
     def trial_failed(self, now: float, outcome: Outcome) -> None:
-        self.trial_runs = False
+        self.trial = None
         self.last = outcome
         self.pause_s = min(2 * self.pause_s, _LONGEST_PAUSE_S)
         self.next_trial = now + self.pause_s
@@ -116,7 +114,7 @@ class Server:
     def has_room(self, limits: Limits, now: float) -> bool:
         """Whether an episode may start now; a trial may whatever else is still held there."""
         if self.outage:
-            return not self.outage.trial_runs and now >= self.outage.next_trial
+            return self.outage.trial is None and now >= self.outage.next_trial
         return limits.concurrency is None or self.taken < limits.concurrency
 
     def take(self, instance: str, now: float) -> Place:
@@ -124,17 +122,16 @@ class Server:
         alone = self.taken == 0
         self.taken += 1
         self.admitted += 1
-        if self.outage:
-            self.outage.trial_runs = True
-        return Place(
-            server=self,
-            instance=instance,
-            slot=_take_slot(),
-            started=now,
-            number=self.admitted,
-            alone=alone,
-            trial=self.outage is not None,
+        place = Place(
+            server=self, instance=instance, slot=_take_slot(), started=now, number=self.admitted, alone=alone
         )
+        if self.outage:
+            self.outage.trial = place
+        return place
+
+    def is_on_trial(self, place: Place) -> bool:
+        """Whether this episode decides if the outage goes on."""
+        return self.outage is not None and self.outage.trial is place
 
     def worked_during(self, place: Place) -> bool:
         """Whether its silence is the episode's own: no outage, and another episode was graded, or there was none."""
@@ -154,8 +151,8 @@ class Server:
             is_outage = self._failures >= _FAILURES_OF_AN_OUTAGE
             is_outage &= len(self._failed_instances) >= _INSTANCES_OF_AN_OUTAGE
             self._fail(place, outcome, now, is_outage=is_outage and limits.outage_wait_s is not None)
-        elif place.trial and self.outage:
-            self.outage.trial_runs = False
+        elif self.is_on_trial(place):
+            self.outage.trial = None
 
     def refused(self, place: Place, outcome: Outcome, now: float, limits: Limits) -> None:
         """Take note that no connection could be made: from a server that has worked, enough for an outage."""
@@ -165,11 +162,10 @@ class Server:
             self.ended(place, outcome, now, limits)
 
     def _fail(self, place: Place, outcome: Outcome, now: float, *, is_outage: bool) -> None:
-        if self.outage:
-            if place.trial:
-                self.outage.trial_failed(now, outcome)
-        elif is_outage:
-            self.outage = Outage(since=now, last=outcome, next_trial=now + _FIRST_PAUSE_S)
+        if self.is_on_trial(place):
+            self.outage.trial_failed(now, outcome)
+        elif is_outage and not self.outage:
+            self.outage = Outage(now, outcome, pause_s=_FIRST_PAUSE_S, next_trial=now + _FIRST_PAUSE_S)
             logger.error(
                 "%s is failing: it gets one trial episode at a time until one ends with a verdict; the others wait. "
                 "Last of %d in a row without one: %s: %s",
@@ -272,8 +268,7 @@ class Pool:
     def abandoned(self, place: Place) -> None:
         """Free a place from which nothing was sent."""
         with self._lock:
-            if place.trial and place.server.outage:
-                place.server.outage.trial_runs = False
+            place.server.ended(place, Outcome("Aborted"), time.monotonic(), Limits())
             self.left(place)
 
     def left(self, place: Place, *, reusable: bool = True) -> None:
@@ -346,10 +341,8 @@ class Pool:
     def _wake_later(self, now: float) -> None:
         if not self._waiters:
             return
-        trials = [
-            server.outage.next_trial for server in self.servers if server.outage and not server.outage.trial_runs
-        ]
-        events = [*trials, self._outage_ends(self._waiters[0].limits)]
+        due = [server.outage.next_trial for server in self.servers if server.outage and not server.outage.trial]
+        events = [*due, self._outage_ends(self._waiters[0].limits)]
         wake = min((event for event in events if event > now), default=math.inf)
         pending = now - 1.0 <= self._wakes_at <= wake  # a loop that has ended never kept its promise
         loop = self._waiters[0].loop

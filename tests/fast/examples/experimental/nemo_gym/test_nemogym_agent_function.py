@@ -421,6 +421,18 @@ async def test_a_restart_costs_only_what_was_in_flight(stub, monkeypatch):
     assert 0 < len(lost) <= max(in_flight, 4)
 
 
+async def test_an_aborted_trial_makes_room_for_the_next(stub, monkeypatch):
+    stub.on_run = lambda body: failed_body("RuntimeError: disk")
+    await asyncio.gather(*(_run(metadata=_row(number)) for number in range(8)))
+    stub.on_run = lambda body: stub.hang()
+    trial = asyncio.create_task(_run())
+    await _until(lambda: len(stub.requests) == 9)
+    await connector.abort(None)
+    assert (await trial)["exit_status"] == "Aborted"
+    stub.on_run = lambda body: graded_body()
+    assert (await asyncio.wait_for(_run(), timeout=5))["reward"] == 1.0
+
+
 async def test_an_outage_without_an_end_fails_the_rest_at_once(stub, monkeypatch, caplog):
     monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "4")
     monkeypatch.setenv("NEMO_GYM_OUTAGE_WAIT", "0.5")

@@ -76,7 +76,7 @@ def test_in_an_outage_there_is_one_trial_at_a_time_with_doubling_pauses():
             now += 0.5
         pauses.append(now - start)
         trial = server.take("x", now)
-        assert trial.trial and not server.has_room(LIMITS, now + 1e6), "one at a time"
+        assert server.is_on_trial(trial) and not server.has_room(LIMITS, now + 1e6), "one at a time"
         server.ended(trial, FAILED, now, LIMITS)
     assert pauses == [2, 4, 8, 16, 32, 60, 60]
 
@@ -240,7 +240,7 @@ async def test_a_failing_server_gets_its_trial_although_others_work(monkeypatch)
     assert (await _admit(pool)).server is not home
     await asyncio.sleep(0.1)
     trial = await _admit(pool)
-    assert trial.server is home and trial.trial
+    assert trial.server is home and home.is_on_trial(trial)
 
 
 def _fail_now(server: Server, limits: Limits = LIMITS) -> None:
@@ -283,7 +283,7 @@ async def test_an_outage_of_all_that_lasts_fails_the_waiting_and_says_so_once(mo
 
     await asyncio.sleep(0.2)
     trial = await _admit(pool, limits=limits)
-    assert trial.trial, "a trial may still end it"
+    assert trial.server.is_on_trial(trial), "a trial may still end it"
     pool.ended(trial, GRADED, limits)
     await _admit(pool, limits=limits)
 
