@@ -15,7 +15,7 @@ Contract: ``run`` always returns a dict with ``exit_status`` and ``eval_report``
 3. Neither a timeout nor an abort stops an episode on the server. Its request stays open in the background until the
    server has answered, and its place and its folder stay taken.
 4. A timeout is a verdict only on a server that works: it answers ``/health``, and another of its episodes was graded
-   meanwhile or it had no other.
+   meanwhile or it had no other, the latter once until it has graded again.
 
 Environment, read at every call:
   NEMO_GYM_URL                URL of the agent server, or several, comma-separated (default http://localhost:12000)
@@ -42,7 +42,8 @@ import os
 import random
 import socket
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,7 +60,7 @@ from nemogym_contract import (
     wildcard_ip_version,
     without_userinfo,
 )
-from nemogym_http import ConnectionLost, Delivery, NotDelivered, answers, post
+from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answers, post
 from nemogym_metrics import TALLY
 from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
@@ -103,7 +104,7 @@ async def run(
         # would make the whole rollout raise.
         await asyncio.wait({episode})
     finally:
-        del _alive[episode]
+        _alive.pop(episode, None)
         episode.cancel()
     outcome = _outcome_of(episode)
     TALLY.add(outcome)
@@ -121,7 +122,8 @@ async def abort(args: Any) -> None:
             loop.call_soon_threadsafe(episode.cancel)
 
 
-_alive: dict[asyncio.Task, asyncio.AbstractEventLoop] = {}
+# Weak: of a loop that ends without cancelling its tasks nothing is kept.
+_alive: MutableMapping[asyncio.Task, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
 
 def _outcome_of(episode: asyncio.Task) -> Outcome:
@@ -202,7 +204,7 @@ class _Episode:
 
 async def _run_to_its_end(episode: _Episode) -> Outcome:
     """Wait for a place and deliver there; again only where no model call can have been made."""
-    settings, pool = episode.settings, pool_of(episode.settings.servers)
+    settings, pool = episode.settings, pool_of(episode.settings.servers, episode.settings.limits)
     tried: set[str] = set()
     refusals = sandbox_failures = 0
     while True:
@@ -245,7 +247,7 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
             request["policy_base_url"] = await _reachable_policy_url(episode.session_url, place.server.url, settings)
         body = json.dumps(request).encode()
         exchange = asyncio.create_task(post(join_url(place.server.url, "run"), body, delivery))
-        await asyncio.wait({exchange}, timeout=settings.timeout_s)
+        await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
         if exchange.done():
             outcome = _read_answer(exchange, episode)
         elif delivery.connected:
@@ -262,6 +264,9 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
     except asyncio.CancelledError:
         pool.ended(place, Outcome("Aborted"), settings.limits)
         raise
+    except Exception as error:
+        pool.ended(place, Outcome("UnknownError", detail=repr(error)), settings.limits)
+        raise
     finally:
         _leave(episode, place, pool, exchange, delivery)
 
@@ -271,6 +276,8 @@ def _read_answer(exchange: asyncio.Task, episode: _Episode) -> Outcome:
         status, body = exchange.result()
     except ConnectionLost as error:
         return Outcome("ServerUnreachable", detail=str(error))
+    except BadAnswer as error:
+        return Outcome("ServerError", detail=str(error))
     return read_run_response(status, body, episode.row, golden=episode.golden)
 
 
@@ -288,7 +295,7 @@ def _leave(episode: _Episode, place: Place, pool: Pool, exchange: asyncio.Task |
     if exchange is None or not (exchange.done() or delivery.connected):
         if exchange is not None:
             exchange.cancel()
-        pool.abandoned(place)
+        pool.left(place)
     elif exchange.done():
         pool.left(place, reusable=not isinstance(_error_of(exchange), ConnectionLost))
     else:
@@ -301,7 +308,7 @@ async def _drain(episode: _Episode, place: Place, pool: Pool, exchange: asyncio.
     answered = False
     try:
         await asyncio.wait({exchange}, timeout=episode.settings.drain_timeout_s)
-        answered = exchange.done() and _error_of(exchange) is None
+        answered = exchange.done() and not isinstance(_error_of(exchange), ConnectionLost)
         if answered and (outcome := _read_answer(exchange, episode)).reward is not None:
             pool.ended(place, outcome, episode.settings.limits)  # too late for its sample, but the server works
     finally:
@@ -352,21 +359,31 @@ class Settings:
                 concurrency=_count("NEMO_GYM_MAX_CONCURRENCY", cls.limits.concurrency),
                 outage_wait_s=_seconds("NEMO_GYM_OUTAGE_WAIT", cls.limits.outage_wait_s),
             ),
-            external_host=os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip(),
+            external_host=_external_host(),
         )
 
 
 @functools.lru_cache(maxsize=64)
 def _servers_of(text: str) -> tuple[str, ...]:
-    urls = dict.fromkeys(url.strip() for url in text.split(",") if url.strip())
-    if not urls:
-        raise ValueError(f"NEMO_GYM_URL: expected URLs of agent servers, comma-separated, found {text!r}")
+    urls: dict[tuple, str] = {}
     try:
-        for url in urls:
-            join_url(url, "run")
+        for url in filter(None, map(str.strip, text.split(","))):
+            run = urlsplit(join_url(url, "run"))
+            urls.setdefault((run.hostname, run.port or run.scheme, run.path, run.query), url)
     except ValueError as error:
         raise ValueError(f"NEMO_GYM_URL: {error}") from None
-    return tuple(urls)
+    if not urls:
+        raise ValueError(f"NEMO_GYM_URL: expected URLs of agent servers, comma-separated, found {text!r}")
+    return tuple(urls.values())
+
+
+def _external_host() -> str:
+    host = os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()
+    try:
+        build_policy_base_url("http://any", external_host=host)
+    except ValueError as error:
+        raise ValueError(f"MILES_ROUTER_EXTERNAL_HOST: {error}") from None
+    return host
 
 
 def _seconds(name: str, default: float) -> float:

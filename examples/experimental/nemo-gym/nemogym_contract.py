@@ -17,6 +17,7 @@ import ast
 import ipaddress
 import json
 import math
+import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
     "TestsSkipped": ExitStatus(True, "graded 1.0, but not every FAIL_TO_PASS test was seen to pass"),
     "SandboxFailed": ExitStatus(True, "the sandbox died under the agent's commands"),
     "SandboxUnavailable": ExitStatus(False, "the sandbox could not be created: image, engine, disk or quota"),
-    "ServerUnreachable": ExitStatus(False, "the agent server could not be reached, or the connection was lost"),
+    "ServerUnreachable": ExitStatus(False, "refused, connection lost, or silence on a server that does not work"),
     "ServerError": ExitStatus(False, "the agent server's answer is not a graded episode"),
     "PolicyEndpointError": ExitStatus(False, "the policy endpoint failed the agent"),
     "UngradableInstance": ExitStatus(False, "the task is one that cannot be sent or graded"),
@@ -161,8 +162,8 @@ def wildcard_ip_version(url: str) -> int | None:
 
 
 def without_userinfo(url: str) -> str:
-    """``url`` as it may be logged: a ``user:password@`` part is left out."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    """``url`` as it may be logged: a ``user:password@`` part is left out, however it is written."""
+    return re.sub(r"//.*@", "//", url)
 
 
 def _split_url(url: str) -> SplitResult:
@@ -173,6 +174,8 @@ def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url.strip())
         host, _ = parts.hostname, parts.port
+        (host or "").encode("idna")  # a name that no resolver takes
+        url.encode()
     except ValueError as error:
         raise ValueError(f"{expected}; found {shown!r} ({error})") from None
     if parts.scheme not in ("http", "https") or not host:
@@ -313,7 +316,7 @@ def build_run_request(
     subset = _checked_folder_name(_default_if_none(row.get("subset"), _DEFAULT_SUBSET), name="subset")
     task = {key: value for key, value in row.items() if key not in _NOT_FORWARDED}
     for key, value in task.items():
-        _check_json(value, name=f"row field {key!r}")
+        _check_json({key: value}, name=f"row field {key!r}")
 
     request = {
         **task,
@@ -359,9 +362,9 @@ def _checked_folder_name(value: Any, *, name: str) -> str:
 
 def _check_json(value: Any, *, name: str) -> None:
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"expected {name} to be JSON, found {type(value).__name__}: {error}") from None
+        raise ValueError(f"expected {name} to be JSON: {error}") from None
 
 
 def _default_if_none(value: Any, default: Any) -> Any:
@@ -374,6 +377,7 @@ _EXCEPTION_LINE = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:\((\w+)\))?(?::\s|:?$)")
 _RAY_WRAPPER = re.compile(r"^ray\.exceptions\.RayTaskError\((\w+)\)", re.MULTILINE)
 _MAKE_TEST_SPEC_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in make_test_spec$', re.MULTILINE)
 
+_LITELLM = "litellm."
 _SANDBOX_NOT_CREATED = re.compile(r"\w*Create\w*Error|E2BTemplateBuildError")
 _POLICY_API_ERRORS = frozenset(
     {
@@ -395,6 +399,10 @@ _POLICY_API_ERRORS = frozenset(
         "UnprocessableEntityError",
     }
 )
+
+
+# Set on answers of NeMo Gym whose sample it would not train.
+_FAILURE_FLAGS = ("mask_sample", "failure_kind", "error")
 
 
 def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *, golden: bool = False) -> Outcome:
@@ -422,12 +430,13 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
     if reward is None:
         found = repr(answer["reward"]) if "reward" in answer else "none"
         return Outcome("ServerError", eval_report=report, detail=f"expected a finite reward, found {found[:200]}")
+    if not report and not isinstance(answer.get("response"), dict):
+        return Outcome("ServerError", detail=f"expected a report or a transcript with the reward: {_excerpt(body)}")
 
     if report.get("error") is not None or report.get("traceback") is not None:
         return _read_failure(report)
-    if answer.get("mask_sample") is True:
-        kind = answer.get("failure_kind")
-        return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample, failure_kind {kind}")
+    if flags := {key: answer[key] for key in _FAILURE_FLAGS if answer.get(key)}:
+        return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample: {flags}"[:500])
     outcome = _read_grade(reward, report, answer.get("response"), row, golden=golden)
     return outcome if golden else replace(outcome, agent_metrics=_agent_metrics(answer.get("response"), report))
 
@@ -451,7 +460,7 @@ def _classify_exception(exception: str, trace: str) -> str:
         return "SandboxUnavailable"
     if name == "KeyError" and _MAKE_TEST_SPEC_FRAME.search(trace):
         return "UngradableInstance"
-    if exception.startswith("litellm.") or name in _POLICY_API_ERRORS:
+    if exception.startswith(_LITELLM) or name in _POLICY_API_ERRORS:
         return "PolicyEndpointError"
     return "UnknownError"
 
@@ -465,14 +474,16 @@ def exception_class(trace: str) -> str:
     - the message may quote the agent's own output, down to something that looks like an exception line. Ray names the
       class once more, before any message: ``ray.exceptions.RayTaskError(<class>): ray::...``; where it does, a last
       line that disagrees is taken for part of the message. (An exception Ray could not unpickle, such as litellm's,
-      has ``UnserializableException`` there instead, and the worker's traceback follows.)
+      has ``UnserializableException`` there instead, and the worker's traceback follows: of that a litellm class at the
+      end of the last frame block outweighs the last line.)
     """
     lines = trace.rstrip().splitlines()
     wrapper = _RAY_WRAPPER.search(_outer_exception_line(lines))
     last = _exception_of(lines[-1]) if lines else ""
     if wrapper:
         return last if last.rpartition(".")[2] == wrapper[1] else wrapper[1]
-    return last or _exception_of(_line_after_last_frame(lines))
+    after_frames = _exception_of(_line_after_last_frame(lines))
+    return after_frames if after_frames.startswith(_LITELLM) else last or after_frames
 
 
 def _outer_exception_line(lines: list[str]) -> str:
@@ -629,7 +640,7 @@ def _is_of_the_tests(path: str) -> bool:
 
 
 def _finite_number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:
         number = float(value)
@@ -650,5 +661,5 @@ def _message(text: str, exception: str) -> str:
 
 
 def _excerpt(body: bytes | str) -> str:
-    text = body.decode(errors="replace") if isinstance(body, bytes) else body
+    text = body[:800].decode(errors="replace") if isinstance(body, bytes) else body
     return repr(text[:200]) if text else "an empty body"

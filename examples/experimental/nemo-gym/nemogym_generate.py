@@ -18,6 +18,8 @@ Environment:
 
 import functools
 import logging
+import math
+import numbers
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "nemo_gym"
 _LEAST_SPREAD = 1e-8
+_MEANS = {
+    "turns": "turns_mean",
+    "tool_calls": "tool_calls_mean",
+    "total_time": "total_time_mean",
+    "tampered": "tampered_share",
+}
 
 
 # --- reward ---------------------------------------------------------------------
@@ -53,11 +61,14 @@ async def reward_func(args: Any, samples: Sample | list[Sample], **kwargs: Any) 
 
 
 def _reward_of(sample: Any) -> float:
-    verdict = read_verdict(getattr(sample, "metadata", None))
-    if verdict is not None:
-        return verdict
-    if isinstance(sample, Sample) and not _ungraded_is_zero():
-        sample.status = Sample.Status.ABORTED
+    try:
+        verdict = read_verdict(getattr(sample, "metadata", None))
+        if verdict is not None:
+            return verdict
+        if isinstance(sample, Sample) and not _ungraded_is_zero():
+            sample.status = Sample.Status.ABORTED
+    except Exception:
+        logger.exception("a sample that cannot be read has reward 0.0")
     return 0.0
 
 
@@ -83,17 +94,21 @@ def keep_group(args: Any, samples: list[Sample | list[Sample]], **kwargs: Any) -
     Returns:
         ``keep``, or the reason that Miles counts: ``no_verdict_<exit status>``, ``group_has_aborted``, ``zero_std_<reward>``.
     """
-    group = list(_flat(samples))
-    aborted = [sample for sample in group if getattr(sample, "status", None) == Sample.Status.ABORTED]
+    try:
+        return _judged(args, list(_flat(samples)))
+    except Exception:
+        logger.exception("a group that cannot be read is dropped")
+        return DynamicFilterOutput(keep=False, reason="unreadable")
+
+
+def _judged(args: Any, group: list[Any]) -> DynamicFilterOutput:
+    aborted = [sample for sample in group if sample.status == Sample.Status.ABORTED]
     if aborted:
         return DynamicFilterOutput(keep=False, reason=_reason_of(aborted))
-    try:
-        rewards = [float(sample.get_reward_value(args)) for sample in group]
-        equal = not rewards or max(rewards) - min(rewards) <= _LEAST_SPREAD
-    except Exception:
-        logger.exception("a group whose rewards cannot be compared is dropped")
-        return DynamicFilterOutput(keep=False, reason="unreadable_reward")
-    if equal:
+    rewards = [float(sample.get_reward_value(args)) for sample in group]
+    if not all(map(math.isfinite, rewards)):
+        return DynamicFilterOutput(keep=False, reason="unreadable")
+    if not rewards or max(rewards) - min(rewards) <= _LEAST_SPREAD:
         return DynamicFilterOutput(keep=False, reason=f"zero_std_{round(rewards[0], 1)}" if rewards else "empty")
     return DynamicFilterOutput(keep=True)
 
@@ -140,7 +155,7 @@ def log_rollout(
         False: Miles' own log follows.
     """
     try:
-        metrics = {**TALLY.take(), **_sample_metrics(list(_flat(samples)))}
+        metrics = {**_sample_metrics(list(_flat(samples))), **TALLY.take()}
         _publish(f"rollout/{_PREFIX}", metrics, rollout_extra_metrics, args, rollout_id, step_key="rollout/step")
     except Exception:
         logger.exception("the metrics of rollout %s are lost", rollout_id)
@@ -162,17 +177,16 @@ def log_eval_rollout(rollout_id: int, args: Any, data: dict[str, dict], extra_me
         False: Miles' own log follows.
     """
     try:
-        metrics = TALLY.take()
+        metrics: dict[str, float] = {}
         for name, of_set in data.items():
-            verdicts = [
-                read_verdict(getattr(sample, "metadata", None)) for sample in _flat(of_set.get("samples") or [])
-            ]
+            samples = list(_flat((of_set or {}).get("samples") or []))
+            verdicts = [read_verdict(getattr(sample, "metadata", None)) for sample in samples]
             graded = [verdict for verdict in verdicts if verdict is not None]
-            if verdicts:
+            if samples:
                 metrics[f"{name}/verdicts"] = float(len(graded))
-                metrics[f"{name}/no_verdict_share"] = 1.0 - len(graded) / len(verdicts)
-            if graded:
-                metrics[f"{name}/mean_over_verdicts"] = sum(graded) / len(graded)
+                metrics[f"{name}/no_verdict_share"] = 1.0 - len(graded) / len(samples)
+            _put_mean(metrics, f"{name}/mean_over_verdicts", graded)
+        metrics.update(TALLY.take())
         _publish(f"eval/{_PREFIX}", metrics, extra_metrics, args, rollout_id, step_key="eval/step")
     except Exception:
         logger.exception("the metrics of eval %s are lost", rollout_id)
@@ -185,9 +199,8 @@ def _sample_metrics(samples: list[Any]) -> dict[str, float]:
     if groups:
         metrics["kept_groups"] = float(len(groups))
     measured = [_agent_metrics(sample) for sample in samples]
-    for key, name in (("turns", "turns_mean"), ("tool_calls", "tool_calls_mean"), ("total_time", "total_time_mean")):
-        _put_mean(metrics, name, [known[key] for known in measured if key in known])
-    _put_mean(metrics, "tampered_share", [bool(known["tampered"]) for known in measured if "tampered" in known])
+    for key, name in _MEANS.items():
+        _put_mean(metrics, name, [known.get(key) for known in measured])
     return metrics
 
 
@@ -197,9 +210,10 @@ def _agent_metrics(sample: Any) -> dict[str, Any]:
     return metrics if isinstance(metrics, dict) else {}
 
 
-def _put_mean(metrics: dict[str, float], name: str, values: list[float]) -> None:
-    if values:
-        metrics[name] = sum(values) / len(values)
+def _put_mean(metrics: dict[str, float], name: str, values: list[Any]) -> None:
+    known = [float(value) for value in values if isinstance(value, numbers.Real) and math.isfinite(value)]
+    if known:
+        metrics[name] = sum(known) / len(known)
 
 
 def _publish(

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import ContentEncodingError
 from nemogym_contract import without_userinfo
 
 _CONNECT_TIMEOUT_S = 30.0
 _HEALTH_TIMEOUT_S = 10.0
+_LARGEST_ANSWER = 256 << 20
 # NATs and load balancers forget a silent connection after about four minutes; a /run is silent until it answers.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 30, 5
 
@@ -28,6 +30,10 @@ class NotDelivered(ConnectionError):
 
 class ConnectionLost(ConnectionError):
     """The connection ended without an answer: the server may have started the episode."""
+
+
+class BadAnswer(ValueError):
+    """The server answered with what is no HTTP, cannot be decoded or is too large."""
 
 
 @dataclass
@@ -51,18 +57,32 @@ async def post(url: str, data: bytes, delivery: Delivery) -> tuple[int, bytes]:
     Raises:
         NotDelivered: refused, DNS, connecting timed out.
         ConnectionLost: the connection broke after it was made.
+        BadAnswer: what came back is no answer of an agent server.
     """
-    headers = {"Content-Type": "application/json"}
+    # Compressed, a small answer may be one that does not fit into memory.
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     try:
         async with _session().post(
             url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=delivery
         ) as response:
-            return response.status, await response.read()
+            return response.status, await _read(response)
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-        found = f"{without_userinfo(url)}: {error or type(error).__name__}"
-        if delivery.connected:
-            raise ConnectionLost(f"connection lost to {found}") from error
-        raise NotDelivered(f"no connection to {found}") from error
+        found = f"{without_userinfo(url)}: {str(error)[:500] or type(error).__name__}"
+        if not delivery.connected:
+            raise NotDelivered(f"no connection to {found}") from error
+        if isinstance(error, aiohttp.ClientResponseError) or isinstance(error.__cause__, ContentEncodingError):
+            raise BadAnswer(f"cannot read the answer of {found}") from error
+        raise ConnectionLost(f"connection lost to {found}") from error
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > _LARGEST_ANSWER:
+            raise BadAnswer(f"expected an answer of at most {_LARGEST_ANSWER >> 20} MiB, found a larger one")
+    return b"".join(parts)
 
 
 async def answers(url: str) -> bool:
@@ -120,6 +140,9 @@ def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, idle, _KEEPALIVE_IDLE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # keepalive does not watch over what is sent and not acknowledged
+        silent_s = _KEEPALIVE_IDLE_S + _KEEPALIVE_INTERVAL_S * _KEEPALIVE_PROBES
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silent_s * 1000)
     return sock
 
 

@@ -7,12 +7,14 @@
 3. After 8 episodes in a row without a verdict, of at least two tasks, a server is failing: it gets one trial episode at
    a time, with doubling pauses, until one ends with a verdict. A server that has worked and now refuses connections is
    failing at once.
-4. When every server has been failing for ``Limits.outage_wait_s``, episodes fail at once, but for the trials.
+4. When every server has been failing for ``Limits.outage_wait_s`` and no trial runs that may show otherwise, the waiting
+   fail, and every further episode at once, but for the trials.
 
 ``Server`` decides and does no I/O; ``Pool`` waits. One pool serves every event loop and thread of the process.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import heapq
 import itertools
@@ -22,8 +24,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from nemogym_contract import Outcome, without_userinfo
 
@@ -108,6 +110,7 @@ class Server:
         self.taken = 0
         self.admitted = 0
         self._last_grade = -math.inf
+        self._silent_since_timeout = False
         self._failures = 0
         self._failed_instances: set[str] = set()
 
@@ -134,24 +137,33 @@ class Server:
         return self.outage is not None and self.outage.trial is place
 
     def worked_during(self, place: Place) -> bool:
-        """Whether its silence is the episode's own: no outage, and another episode was graded, or there was none."""
-        had_it_alone = place.alone and self.admitted == place.number
+        """Whether its silence is the episode's own: no outage, and another episode was graded, or there was none.
+
+        Of episodes that come one at a time, the second that ends in silence is no longer taken for its own.
+        """
+        had_it_alone = place.alone and self.admitted == place.number and not self._silent_since_timeout
         return self.outage is None and (had_it_alone or self._last_grade >= place.started)
 
     def ended(self, place: Place, outcome: Outcome, now: float, limits: Limits) -> None:
         """Take note of how an episode ended."""
-        if outcome.exit_status not in ("ServerUnreachable", "TimeLimitExceeded", "Aborted"):
-            self.has_answered = True
-            self._last_grade = now if outcome.reward is not None else self._last_grade
-        if outcome.reward is not None:
+        if outcome.exit_status == "TimeLimitExceeded":
+            self._silent_since_timeout = True
+        elif outcome.reward is not None:
             self._recover(now)
         elif outcome.blames_server:
+            self.has_answered |= outcome.exit_status != "ServerUnreachable"
             self._failures += 1
             self._failed_instances.add(place.instance)
             is_outage = self._failures >= _FAILURES_OF_AN_OUTAGE
             is_outage &= len(self._failed_instances) >= _INSTANCES_OF_AN_OUTAGE
             self._fail(place, outcome, now, is_outage=is_outage and limits.outage_wait_s is not None)
         elif self.is_on_trial(place):
+            self.outage.trial = None
+
+    def left(self, place: Place) -> None:
+        """Take a place back."""
+        self.taken -= 1
+        if self.is_on_trial(place):
             self.outage.trial = None
 
     def refused(self, place: Place, outcome: Outcome, now: float, limits: Limits) -> None:
@@ -176,6 +188,9 @@ class Server:
             )
 
     def _recover(self, now: float) -> None:
+        self.has_answered = True
+        self._last_grade = now
+        self._silent_since_timeout = False
         self._failures = 0
         self._failed_instances.clear()
         if self.outage:
@@ -186,16 +201,22 @@ class Server:
 @dataclass(eq=False)
 class _Waiter:
     instance: str
-    image: str
+    home: list[Server]
     avoid: Collection[str]
     limits: Limits
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future = field(init=False)
+    future: asyncio.Future
     place: Place | None = None
     abandoned: bool = False
 
-    def __post_init__(self) -> None:
-        self.future = self.loop.create_future()
+    def choose(self, now: float) -> Server | None:
+        """A server with room for it: the first of its own order, the least busy one where that is full or failing."""
+        others = [server for server in self.home if server.url not in self.avoid]
+        allowed = others if any(not server.outage for server in others) else self.home
+        free = [server for server in allowed if server.has_room(self.limits, now)]
+        if not free or free[0] is allowed[0]:
+            return free[0] if free else None
+        return min(free, key=lambda server: (server.outage is not None, server.taken))
 
     def admit(self, place: Place) -> None:
         self.place = place
@@ -204,8 +225,8 @@ class _Waiter:
     def refuse(self, error: OutageError) -> None:
         self._call_soon(lambda: self.future.done() or self.future.set_exception(error))
 
-    def _call_soon(self, callback) -> None:
-        if not self.loop.is_closed():
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop has ended, and nobody waits any more
             self.loop.call_soon_threadsafe(callback)
 
 
@@ -216,7 +237,7 @@ class Pool:
         self.servers = [Server(url) for url in urls]
         self._lock = threading.RLock()
         self._waiters: deque[_Waiter] = deque()
-        self._wakes_at = math.inf
+        self._wake: tuple[asyncio.AbstractEventLoop | None, float] = (None, math.inf)
         self._outage_told = False
 
     async def admit(
@@ -234,7 +255,9 @@ class Pool:
         Raises:
             OutageError: every server has been failing for too long.
         """
-        waiter = _Waiter(instance, image, avoid, limits, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        home = sorted(self.servers, key=lambda server: _weight(server.url, image), reverse=True)
+        waiter = _Waiter(instance, home, avoid, limits, loop, loop.create_future())
         with self._lock:
             (self._waiters.appendleft if first else self._waiters.append)(waiter)
             self._dispatch()
@@ -244,7 +267,7 @@ class Pool:
             with self._lock:
                 waiter.abandoned = True
                 if waiter.place:
-                    self.abandoned(waiter.place)
+                    self.left(waiter.place)
                 self._dispatch()
             if waiter.future.done() and not waiter.future.cancelled():
                 waiter.future.exception()  # seen, or asyncio reports it as never retrieved
@@ -265,12 +288,6 @@ class Pool:
         """Whether an undelivered episode should wait for its server to come back: one of them has worked before."""
         return limits.outage_wait_s is not None and any(server.has_answered for server in self.servers)
 
-    def abandoned(self, place: Place) -> None:
-        """Free a place from which nothing was sent."""
-        with self._lock:
-            place.server.ended(place, Outcome("Aborted"), time.monotonic(), Limits())
-            self.left(place)
-
     def left(self, place: Place, *, reusable: bool = True) -> None:
         """Free a place.
 
@@ -279,7 +296,7 @@ class Pool:
             reusable: the server is known to be done with the episode's folder.
         """
         with self._lock:
-            place.server.taken -= 1
+            place.server.left(place)
             if reusable:
                 _free_slot(place.slot)
             self._dispatch()
@@ -292,34 +309,27 @@ class Pool:
     def _dispatch(self) -> None:
         """Give out what places there are; with none, see to it that this runs again when there may be one."""
         now = time.monotonic()
-        while self._waiters:
-            waiter = self._waiters[0]
-            server = None if waiter.abandoned else self._choose(waiter, now)
-            if not waiter.abandoned and server is None:
-                break
-            self._waiters.popleft()
-            if server:
+        skipped: list[_Waiter] = []
+        while self._waiters and (not skipped or skipped[-1].avoid):  # others may take what one has to avoid
+            waiter = self._waiters.popleft()
+            if waiter.abandoned or waiter.loop.is_closed():
+                continue
+            if server := waiter.choose(now):
                 waiter.admit(server.take(waiter.instance, now))
-        if self._waiters and self._outage_is_over_its_time(self._waiters[0].limits, now):
-            self._refuse_all(now)
+            else:
+                skipped.append(waiter)
+        self._waiters.extendleft(reversed(skipped))
         self._outage_told &= all(server.outage for server in self.servers)
+        if self._waiters and now >= self._outage_ends(self._waiters[0].limits):
+            self._refuse_all(now)
         self._wake_later(now)
 
-    def _choose(self, waiter: _Waiter, now: float) -> Server | None:
-        allowed = [server for server in self.servers if server.url not in waiter.avoid] or self.servers
-        free = [server for server in allowed if server.has_room(waiter.limits, now)]
-        if not free:
-            return None
-        home = max(allowed, key=lambda server: _weight(server.url, waiter.image))
-        return home if home in free else min(free, key=lambda server: (server.outage is not None, server.taken))
-
-    def _outage_is_over_its_time(self, limits: Limits, now: float) -> bool:
-        return now >= self._outage_ends(limits)
-
     def _outage_ends(self, limits: Limits) -> float:
-        """When waiting ends, in monotonic seconds; infinite while a server works."""
+        """When waiting ends, in monotonic seconds; infinite while a server works, or a first trial may show that."""
         outages = [server.outage for server in self.servers]
         if limits.outage_wait_s is None or not all(outages):
+            return math.inf
+        if any(outage.trial for outage in outages) and not self._outage_told:
             return math.inf
         return max(outage.since for outage in outages) + limits.outage_wait_s
 
@@ -343,29 +353,29 @@ class Pool:
             return
         due = [server.outage.next_trial for server in self.servers if server.outage and not server.outage.trial]
         events = [*due, self._outage_ends(self._waiters[0].limits)]
-        wake = min((event for event in events if event > now), default=math.inf)
-        pending = now - 1.0 <= self._wakes_at <= wake  # a loop that has ended never kept its promise
-        loop = self._waiters[0].loop
-        if wake < math.inf and not pending and not loop.is_closed():
-            self._wakes_at = wake
-            loop.call_soon_threadsafe(loop.call_later, max(wake - now, 0.0), self._wake)
+        at = min((event for event in events if event > now), default=math.inf)
+        loop, promised = self._waiters[0].loop, self._wake  # the promise of another loop may end with it
+        if at < math.inf and not (promised[0] is loop and promised[1] <= at):
+            self._wake = (loop, at)
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.call_later, at - now, self._woken)
 
-    def _wake(self) -> None:
+    def _woken(self) -> None:
         with self._lock:
-            self._wakes_at = math.inf
+            self._wake = (None, math.inf)
             self._dispatch()
 
 
-def pool_of(urls: Collection[str]) -> Pool:
-    """The process's pool for these servers."""
-    key = tuple(urls)
+def pool_of(urls: Collection[str], limits: Limits) -> Pool:
+    """The process's pool for these servers; scans have one of their own, in which there are no outages."""
+    key = (tuple(urls), limits.outage_wait_s is None)
     with _pools_lock:
         if key not in _pools:
-            _pools[key] = Pool(key)
+            _pools[key] = Pool(urls)
         return _pools[key]
 
 
-_pools: dict[tuple[str, ...], Pool] = {}
+_pools: dict[tuple[tuple[str, ...], bool], Pool] = {}
 _pools_lock = threading.Lock()
 
 

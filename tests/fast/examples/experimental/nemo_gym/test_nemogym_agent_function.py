@@ -421,6 +421,27 @@ async def test_a_restart_costs_only_what_was_in_flight(stub, monkeypatch):
     assert 0 < len(lost) <= max(in_flight, 4)
 
 
+async def test_a_restart_in_the_middle_of_long_episodes_costs_only_what_was_in_flight(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    monkeypatch.setenv("NEMO_GYM_OUTAGE_WAIT", "0.5")
+    stub.on_run = lambda body: asyncio.sleep(1.5, graded_body())
+    episodes = [asyncio.create_task(_run(metadata=_row(number))) for number in range(6)]
+    await _until(lambda: len(stub.requests) == 3)
+    stub.stop()
+    stub.restart()
+    results = await asyncio.wait_for(asyncio.gather(*episodes), timeout=30)
+    assert sum("reward" not in result for result in results) <= 2
+
+
+async def test_a_wedged_server_gives_one_zero_and_not_one_after_the_other(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "1")
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.1")
+    monkeypatch.setenv("NEMO_GYM_DRAIN_TIMEOUT", "0.05")
+    stub.on_run = lambda body: stub.hang()
+    results = [await _run(metadata=_row(number)) for number in range(4)]
+    assert [result["exit_status"] for result in results] == ["TimeLimitExceeded"] + ["ServerUnreachable"] * 3
+
+
 async def test_an_aborted_trial_makes_room_for_the_next(stub, monkeypatch):
     stub.on_run = lambda body: failed_body("RuntimeError: disk")
     await asyncio.gather(*(_run(metadata=_row(number)) for number in range(8)))
@@ -456,6 +477,14 @@ async def test_an_image_stays_on_its_server_and_images_spread(stubs, monkeypatch
     for number in range(30):
         seen_by = [stub for stub in stubs if any(r["instance_id"] == f"psf__requests-{number}" for r in stub.requests)]
         assert len(seen_by) == 1
+
+
+async def test_a_server_named_twice_is_one_server(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_URL", f"{stub.url},{stub.url}/,{stub.url.upper().replace('HTTP', 'http')}/run")
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    stub.on_run = lambda body: asyncio.sleep(0.05, graded_body())
+    await asyncio.gather(*(_run(metadata=_row(number)) for number in range(12)))
+    assert stub.most_in_flight == 2
 
 
 async def test_a_failing_server_loses_its_work_to_the_others(stubs, monkeypatch):
@@ -581,7 +610,7 @@ async def test_ten_thousand_episodes_leave_nothing_behind(canned_server, monkeyp
         await some(500)
     await asyncio.sleep(0.2)
     assert all(now <= then + 2 for now, then in zip(held(), before, strict=True)), (held(), before)
-    pool = nemogym_servers.pool_of((canned_server,))
+    pool = nemogym_servers.pool_of((canned_server,), connector.Settings().limits)
     assert [server.taken for server in pool.servers] == [0]
     assert not pool._waiters and not connector._alive and not connector._draining
 
@@ -686,7 +715,7 @@ async def test_a_setting_that_cannot_be_worked_with_is_named_once(stub, monkeypa
     assert name in record.message and "expected" in record.message and "found" in record.message
     assert stub.requests == []
 
-    monkeypatch.setenv(name, stub.url if name == "NEMO_GYM_URL" else "5")
+    monkeypatch.setenv(name, {"NEMO_GYM_URL": stub.url, "MILES_ROUTER_EXTERNAL_HOST": "host"}.get(name, "5"))
     assert (await _run())["reward"] == 1.0, "the run is alive"
 
 

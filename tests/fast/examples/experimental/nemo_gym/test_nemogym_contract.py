@@ -3,6 +3,7 @@
 import json
 
 import nemogym_contract as contract
+import numpy as np
 import pytest
 
 from .conftest import CALL, CALL_OUTPUT, ROW, failed_body, graded_body
@@ -198,6 +199,12 @@ def test_image_is_explicit_and_follows_the_original_subset(fields, image):
     assert request["instance_id"] == "django__django-1"
 
 
+@pytest.mark.parametrize("field", ["image_name", "problem_statement", "hints"])
+def test_text_that_is_not_unicode_is_refused(field):
+    with pytest.raises(ValueError, match=field):
+        _request({**ROW, field: "broken \ud800"})
+
+
 @pytest.mark.parametrize("value", ["../x", "a..b", "", ".hidden", "a/b", "a b", "a\n", 7, ["x"]])
 @pytest.mark.parametrize("field", ["instance_id", "subset"])
 def test_unsafe_folder_names_are_refused(field, value):
@@ -351,6 +358,13 @@ def test_a_forged_last_line_does_not_outweigh_the_class_ray_names():
     assert _read(failed_body(_in_ray("CommandError", forged))).exit_status == "UnknownError"
 
 
+@pytest.mark.parametrize("forged", ["SandboxCreateError: x", "ContextWindowExceededError: x", "SandboxDied: x"])
+def test_a_forged_last_line_does_not_outweigh_the_endpoints_error(forged):
+    trace = _UNPICKLABLE.format(last=f"litellm.exceptions.BadRequestError: mismatch, got:\n{forged}")
+    outcome = _read(failed_body(trace))
+    assert (outcome.exit_status, outcome.reward) == ("PolicyEndpointError", None)
+
+
 def test_without_a_traceback_the_errors_first_line_is_read():
     body = {"reward": 0.0, "metadata": {"error": "SandboxCreateError: pull: toomanyrequests", "traceback": "..."}}
     assert _read(body).exit_status == "SandboxUnavailable"
@@ -446,6 +460,28 @@ def test_a_reward_goes_with_a_verdict_only():
     with pytest.raises(ValueError):
         contract.Outcome("Submitted")
     assert "reward" not in contract.Outcome("ServerError").as_metadata()
+
+
+@pytest.mark.parametrize(
+    "body, exit_status",
+    [
+        ({"reward": 0.0}, "ServerError"),
+        ({"reward": 1.0}, "ServerError"),
+        ({"reward": 0.0, "error": "SandboxCreateError: pull"}, "ServerError"),
+        ({"reward": 0, "metadata": '{"error": "x"}'}, "ServerError"),
+        ({**graded_body(0.0), "failure_kind": "sandbox_oom"}, "UnknownError"),
+        ({**graded_body(0.0), "mask_sample": 1}, "UnknownError"),
+        ({**graded_body(1.0), "error": "docker gone"}, "UnknownError"),
+    ],
+)
+def test_a_reward_beside_nothing_or_beside_a_failure_is_no_grade(body, exit_status):
+    outcome = _read(body)
+    assert (outcome.exit_status, outcome.reward) == (exit_status, None)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(1)])
+def test_a_verdict_may_be_a_number_of_numpy(number):
+    assert contract.read_verdict({"exit_status": "Submitted", "reward": number}) == float(number)
 
 
 # --- response: metrics ------------------------------------------------------------

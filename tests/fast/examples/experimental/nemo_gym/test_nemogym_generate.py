@@ -128,7 +128,13 @@ class _NotASample:
     metadata: dict = field(default_factory=dict)
 
 
-@pytest.mark.parametrize("odd", [None, 3, "text", _NotASample()])
+class _Raises:
+    @property
+    def metadata(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("odd", [None, 3, "text", _NotASample(), _Raises()])
 async def test_odd_types_do_not_raise(generate, odd):
     assert await generate.reward_func(None, odd) == 0.0
     assert await generate.reward_func(None, [odd]) == [0.0]
@@ -166,7 +172,10 @@ def _group(generate, rewards):
         ([0.0, 0.0, 0.0], False, "zero_std_0.0"),
         ([1.0, 1.0], False, "zero_std_1.0"),
         ([0.5], False, "zero_std_0.5"),
-        ([0.0, None], False, "unreadable_reward"),
+        ([0.0, None], False, "unreadable"),
+        ([float("nan"), 1.0], False, "unreadable"),
+        ([1.0, float("nan")], False, "unreadable"),
+        ([1.0, float("inf")], False, "unreadable"),
         ([], False, "empty"),
     ],
 )
@@ -206,6 +215,12 @@ def test_an_odd_group_is_dropped_and_does_not_raise(generate, odd):
     assert not generate.keep_group(ARGS, odd).keep
 
 
+def test_a_group_without_an_end_is_dropped_and_does_not_raise(generate):
+    group = []
+    group.append(group)
+    assert generate.keep_group(ARGS, group).reason == "unreadable"
+
+
 # --- metrics --------------------------------------------------------------------
 
 
@@ -239,6 +254,16 @@ def test_a_rollout_logs_how_all_episodes_ended_and_what_was_kept(generate):
     }
 
 
+def test_what_one_sample_says_wrongly_costs_no_metric(generate):
+    generate.TALLY.add(Outcome("Submitted", 1.0))
+    odd = _graded(generate, 1.0, 0, turns="many", tool_calls=float("nan"), total_time=None)
+    metrics = {}
+    generate.log_rollout(3, ARGS, [odd, _graded(generate, 1.0, 0, turns=4)], metrics, 1.0)
+    assert metrics["rollout/nemo_gym/turns_mean"] == 4.0
+    assert metrics["rollout/nemo_gym/episodes"] == 1.0
+    assert "rollout/nemo_gym/tool_calls_mean" not in metrics
+
+
 def test_an_eval_logs_its_mean_over_verdicts_beside_their_number(generate):
     generate.TALLY.add(Outcome("SandboxUnavailable"))
     samples = [
@@ -246,7 +271,7 @@ def test_an_eval_logs_its_mean_over_verdicts_beside_their_number(generate):
         _graded(generate, 0.0, 0),
         _sample(generate, {"exit_status": "UnknownError"}),
     ]
-    data = {"verified": {"rewards": [1.0, 0.0, 0.0], "samples": samples}, "bare": {"rewards": [1.0]}}
+    data = {"verified": {"rewards": [1.0, 0.0, 0.0], "samples": samples}, "bare": {"rewards": [1.0]}, "none": None}
     metrics = {}
     assert generate.log_eval_rollout(3, ARGS, data, metrics) is False
     assert metrics == {

@@ -61,6 +61,37 @@ async def test_an_answer_cut_short_is_a_lost_connection():
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        b"220 smtp.example ESMTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+    ],
+)
+async def test_what_is_no_answer_is_not_a_lost_connection(answer):
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(http.BadAnswer):
+            await _post(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/run")
+
+
+async def test_an_answer_has_a_largest_size(stub, monkeypatch):
+    monkeypatch.setattr(http, "_LARGEST_ANSWER", 1 << 20)
+    stub.on_run = lambda body: b"x" * (1 << 20)
+    assert len((await _post(f"{stub.url}/run"))[1]) == 1 << 20
+    stub.on_run = lambda body: b"x" * ((1 << 20) + 1)
+    with pytest.raises(http.BadAnswer, match="larger"):
+        await _post(f"{stub.url}/run")
+    assert stub.headers[0]["Accept-Encoding"] == "identity"
+
+
 async def test_a_redirect_is_not_followed(stub):
     stub.on_run = lambda body: web.Response(status=307, headers={"Location": "/run"})
     assert (await _post(f"{stub.url}/run"))[0] == 307
@@ -111,6 +142,7 @@ async def test_tcp_keepalive_keeps_a_silent_connection_alive(stub):
     with _open_socket_to(stub.port) as sock:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert [sock.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [60, 30, 5]
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 210_000
     exchange.cancel()
 
 

@@ -137,6 +137,28 @@ def test_a_timeout_of_another_is_no_proof_that_the_server_works():
     assert not server.worked_during(second)
 
 
+def test_silence_one_by_one_is_not_the_episodes_own_for_ever():
+    server = Server("http://a")
+    first = server.take("x", 0.0)
+    assert server.worked_during(first)
+    server.ended(first, Outcome("TimeLimitExceeded", 0.0), 9.0, LIMITS)
+    server.left(first)
+
+    second = server.take("y", 10.0)
+    assert not server.worked_during(second), "it has said nothing since"
+    server.ended(second, GRADED, 11.0, LIMITS)
+    server.left(second)
+    assert server.worked_during(server.take("z", 12.0))
+
+
+def test_a_timeout_does_not_hide_an_outage():
+    server = Server("http://a")
+    for number in range(8):
+        server.ended(server.take("x", 0.0), Outcome("TimeLimitExceeded", 0.0), 0.0, LIMITS)
+        server.ended(server.take(f"task-{number}", 0.0), FAILED, 0.0, LIMITS)
+    assert server.outage is not None
+
+
 def test_in_an_outage_silence_is_never_the_episodes_own():
     server = Server("http://a")
     _fail(server, 8)
@@ -288,6 +310,83 @@ async def test_an_outage_of_all_that_lasts_fails_the_waiting_and_says_so_once(mo
     await _admit(pool, limits=limits)
 
 
+async def test_nobody_is_refused_while_a_first_trial_runs(monkeypatch):
+    monkeypatch.setattr(servers, "_FIRST_PAUSE_S", 0.05)
+    limits = Limits(concurrency=2, outage_wait_s=0.2)
+    pool = Pool(["http://a"])
+    _fail_now(pool.servers[0], limits)
+    trial = await _admit(pool, limits=limits)
+    waiting = asyncio.create_task(_admit(pool, limits=limits))
+    await asyncio.sleep(0.4)
+    assert not waiting.done(), "the trial is about to show that the server works"
+    pool.ended(trial, GRADED, limits)
+    await waiting
+
+
+async def test_who_has_to_avoid_a_server_does_not_block_it():
+    pool = Pool(["http://a", "http://b"])
+    home = (await _admit(pool)).server
+    (other,) = [server for server in pool.servers if server is not home]
+    other.taken = 2
+    avoiding = asyncio.create_task(_admit(pool, avoid={home.url}))
+    await asyncio.sleep(0.01)
+    assert (await _admit(pool)).server is home
+    assert not avoiding.done()
+    other.taken = 0
+    pool.left(other.take("x", 0.0))
+    assert (await avoiding).server is other
+
+
+async def test_a_server_to_avoid_is_better_than_one_in_an_outage():
+    pool = Pool(["http://a", "http://b"])
+    _fail_now(pool.servers[1])
+    assert (await _admit(pool, avoid={"http://a"})).server.url == "http://a"
+
+
+async def test_a_task_that_cannot_be_placed_blocks_nobody():
+    pool = Pool(["http://a"])
+    with pytest.raises(UnicodeError):
+        await _admit(pool, "broken \ud800")
+    assert (await _admit(pool)).server is pool.servers[0]
+    assert not pool._waiters
+
+
+def test_a_wake_up_does_not_end_with_the_loop_that_promised_it(monkeypatch):
+    monkeypatch.setattr(servers, "_FIRST_PAUSE_S", 0.5)
+    pool = Pool(["http://a"])
+    _fail_now(pool.servers[0])
+
+    async def leave_early():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(pool.admit(instance="x", image="i", limits=LIMITS), timeout=0.2)
+
+    async def stay():
+        return await asyncio.wait_for(pool.admit(instance="x", image="i", limits=LIMITS), timeout=10)
+
+    early = threading.Thread(target=lambda: asyncio.run(leave_early()))
+    early.start()
+    place = asyncio.run(stay())
+    early.join()
+    assert pool.servers[0].is_on_trial(place)
+
+
+def test_a_waiter_whose_loop_is_gone_gets_no_place():
+    pool, limits = Pool(["http://a"]), Limits(concurrency=1)
+
+    async def admit():
+        return await pool.admit(instance="x", image="i", limits=limits)
+
+    held = asyncio.run(admit())
+    gone = asyncio.new_event_loop()
+    task = gone.create_task(admit())
+    gone.run_until_complete(asyncio.sleep(0))
+    gone.close()
+    pool.left(held)
+    assert pool.servers[0].taken == 0
+    assert asyncio.run(asyncio.wait_for(admit(), timeout=5)).server is pool.servers[0]
+    del task
+
+
 async def test_while_one_server_works_nobody_is_refused():
     limits = Limits(concurrency=1, outage_wait_s=0.01)
     pool = Pool(["http://a", "http://b"])
@@ -322,9 +421,10 @@ def test_several_event_loops_share_the_places():
     assert most == [3] and pool.servers[0].taken == 0
 
 
-def test_a_process_has_one_pool_for_the_same_servers():
-    assert servers.pool_of(["http://one"]) is servers.pool_of(("http://one",))
-    assert servers.pool_of(["http://one"]) is not servers.pool_of(["http://one", "http://two"])
+def test_a_process_has_one_pool_for_the_same_servers_and_one_for_scans():
+    assert servers.pool_of(["http://one"], LIMITS) is servers.pool_of(("http://one",), Limits(7, 60.0))
+    assert servers.pool_of(["http://one"], LIMITS) is not servers.pool_of(["http://one", "http://two"], LIMITS)
+    assert servers.pool_of(["http://one"], LIMITS) is not servers.pool_of(["http://one"], Limits())
 
 
 # --- folders --------------------------------------------------------------------
