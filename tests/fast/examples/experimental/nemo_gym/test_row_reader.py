@@ -190,7 +190,7 @@ print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 def _peak_mib(path: Path, rows: int) -> int:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(EXAMPLE_DIR)}
     done = subprocess.run(
-        [sys.executable, "-c", _PEAK, str(path)], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", _PEAK, str(path)], capture_output=True, text=True, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr
     read, peak = map(int, done.stdout.split())
@@ -334,7 +334,7 @@ def test_dataset_on_the_hub_by_split_and_revision(hub, tmp_path):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     main, tagged, dev, no_split, no_revision = map(json.loads, done.stdout.splitlines())
