@@ -241,7 +241,8 @@ _CONNECTOR_FIELDS = frozenset({"responses_create_params", "policy_base_url", "po
 _MILES_FIELDS = frozenset({"max_seq_len", "session_server_id", "session_server_instance_id"})
 # What a row brings must never look like a verdict.
 VERDICT_FIELDS = frozenset({"reward", "exit_status", "eval_report", "agent_metrics", "raw_reward"})
-_NOT_FORWARDED = _CONNECTOR_FIELDS | _MILES_FIELDS | VERDICT_FIELDS
+# Fields of a row that never reach the server as the row has them.
+NOT_FORWARDED = _CONNECTOR_FIELDS | _MILES_FIELDS | VERDICT_FIELDS
 
 _DEFAULT_SUBSET = "gym"
 _DEFAULT_SPLIT = "train"
@@ -314,7 +315,7 @@ def build_run_request(
         raise ValueError("expected a SWE-bench row, found one without instance_id")
     instance_id = _checked_folder_name(row["instance_id"], name="instance_id")
     subset = _checked_folder_name(_default_if_none(row.get("subset"), _DEFAULT_SUBSET), name="subset")
-    task = {key: value for key, value in row.items() if key not in _NOT_FORWARDED}
+    task = {key: value for key, value in row.items() if key not in NOT_FORWARDED}
     for key, value in task.items():
         _check_json({key: value}, name=f"row field {key!r}")
 
@@ -563,11 +564,12 @@ def parse_test_list(value: Any) -> list[str]:
         The names; an empty list for anything else.
     """
     if isinstance(value, str):
-        value = _parse_literal(value)
+        value = parse_literal(value)
     return [str(test) for test in value] if isinstance(value, (list, tuple)) else []
 
 
-def _parse_literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
+    """The value that ``text`` writes in JSON or as a Python literal; None when it is neither."""
     for parse in (json.loads, ast.literal_eval):
         try:
             return parse(text)
