@@ -1,6 +1,7 @@
 # make help lists the targets. Settings: the variables below, on the command line or in the environment.
 PYTHON ?= python3
 CONCURRENCY ?= $(shell nproc 2>/dev/null || echo 2)
+PASSES ?= 1
 EXAMPLE := examples/experimental/nemo-gym
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -9,7 +10,7 @@ SOURCES := examples tests tools
 export LOCAL_STACK_DIR ?= $(CURDIR)/.local_stack
 export PYTHONPATH := $(CURDIR)/$(EXAMPLE)
 STACK := $(PY) -m local_stack
-SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency $(CONCURRENCY) $(if $(LIMIT),--limit $(LIMIT))
+SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
 .PHONY: help venv setup test lint format golden-scan policy-scan data eval-specs serve train train-dry-run lock clean
@@ -39,27 +40,37 @@ format: venv  ## ruff, autoflake, isort, black: rewrite
 	$(VENV)/bin/isort $(SOURCES)
 	$(VENV)/bin/black $(SOURCES)
 
+# Settings are checked before NeMo Gym starts; what the scan says of its options is followed by make's names for them.
+SETTINGS := DATA='$(DATA)' LIMIT='$(LIMIT)' PASSES='$(PASSES)' CONCURRENCY='$(CONCURRENCY)' ARGS='$(ARGS)'
+CHECK = $(1) --check-only $(if $(DATA),--input "$(DATA)") || { echo "the settings of make: $(SETTINGS)" >&2; exit 2; }
+# Unfinished scans are resumed. A finished one of the local tasks runs again: it is to prove this machine as it is now.
+TASKS = --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" $(if $(DATA),,--again)
+GOLDEN_SCAN = $(SCAN) --golden --output outputs/golden.jsonl $(ARGS)
+
 ifdef NEMO_GYM_URL
 golden-scan: venv
 	@test -n "$(DATA)" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name its tasks with DATA=<file.jsonl>" >&2; exit 2; }
 	@mkdir -p outputs
-	@$(SCAN) --golden --input "$(DATA)" --output outputs/golden.jsonl
+	@$(call CHECK,$(GOLDEN_SCAN))
+	@$(GOLDEN_SCAN) --input "$(DATA)"
 else
-golden-scan: venv  ## prove every task: gold patch 1.0, empty patch 0.0
+golden-scan: venv  ## prove every task: gold patch 1.0, empty patch 0.0 (PASSES=1, LIMIT=, DATA=, ARGS=)
 	@mkdir -p outputs
-	@exec $(STACK) run --with-parent --golden -- $(SCAN) --golden --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" --output outputs/golden.jsonl
+	@$(call CHECK,$(GOLDEN_SCAN))
+	@exec $(STACK) run --with-parent --golden -- $(GOLDEN_SCAN) $(TASKS)
 endif
 
 # Of the scripted roles solve runs on every task, the others on their first few.
 FEW := $(or $(LIMIT),2)
 POLICY_SCAN = $(SCAN) --policy-base-url "$$POLICY_BASE_URL" --output outputs/policy.jsonl $(ARGS)
-ROLE_SCAN = echo "scripted policy: $(1)"; $(SCAN) --policy-base-url "$${POLICY_BASE_URL%/solve/v1}/$(1)/v1" --output outputs/policy-$(1).jsonl --input "$$LOCAL_STACK_TASKS"
+LOCAL_MODEL = --policy-model "$(or $(POLICY_MODEL),model)"
+ROLE_SCAN = echo "scripted policy: $(1)"; $(SCAN) --policy-base-url "$${POLICY_BASE_URL%/solve/v1}/$(1)/v1" --output outputs/policy-$(1).jsonl --input "$$LOCAL_STACK_TASKS" --again $(ARGS)
 define ROLE_SCANS
 set -e
 $(call ROLE_SCAN,solve) --expect-reward 1 --expect-exit-status Submitted
-$(call ROLE_SCAN,wrong) --limit $(FEW) --expect-reward 0 --expect-exit-status Submitted
-$(call ROLE_SCAN,never-submit) --limit $(FEW) --expect-reward 0 --expect-exit-status LimitsExceeded
-$(call ROLE_SCAN,never-call) --limit $(FEW) --expect-reward 0 --expect-exit-status LimitsExceeded
+$(call ROLE_SCAN,wrong) --limit "$(FEW)" --expect-reward 0 --expect-exit-status Submitted
+$(call ROLE_SCAN,never-submit) --limit "$(FEW)" --expect-reward 0 --expect-exit-status LimitsExceeded
+$(call ROLE_SCAN,never-call) --limit "$(FEW)" --expect-reward 0 --expect-exit-status LimitsExceeded
 endef
 export ROLE_SCANS
 
@@ -68,14 +79,18 @@ policy-scan: venv
 	@test -n "$(DATA)" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name its tasks with DATA=<file.jsonl>" >&2; exit 2; }
 	@test -n "$$POLICY_BASE_URL" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name the policy it calls with POLICY_BASE_URL=<http://host:8000/v1>" >&2; exit 2; }
 	@mkdir -p outputs
+	@$(call CHECK,$(POLICY_SCAN))
 	@$(POLICY_SCAN) --input "$(DATA)"
 else ifdef POLICY_BASE_URL
 policy-scan: venv
 	@mkdir -p outputs
-	@exec $(STACK) run --with-parent -- $(POLICY_SCAN) --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)"
+	@$(call CHECK,$(POLICY_SCAN) $(LOCAL_MODEL))
+	@exec $(STACK) run --with-parent -- $(POLICY_SCAN) $(LOCAL_MODEL) $(TASKS)
 else
-policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name>
+policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name> (PASSES=1, ...)
+	@test -z "$(DATA)" || { echo "error: the scripted policies know the local tasks only, found DATA=$(DATA); name a policy for it with POLICY_BASE_URL=<http://host:8000/v1>" >&2; exit 2; }
 	@mkdir -p outputs
+	@$(call CHECK,$(SCAN) $(ARGS))
 	@exec $(STACK) run --with-parent --policy solve -- sh -c "$$ROLE_SCANS"
 endif
 

@@ -165,7 +165,7 @@ async def run_episode(
     policy_api_key: str | None = None,
     golden: bool = False,
 ) -> Outcome:
-    """One episode outside of training, for scans: as in ``run``, but at once, whatever the episodes before it met.
+    """One episode outside of training, for scans: as in ``run``, but at once, whatever the others met, and sent once.
 
     Args:
         row: the task, SWE-bench fields.
@@ -179,7 +179,7 @@ async def run_episode(
     Returns:
         An Outcome for everything that can go wrong on the way or on the server.
     """
-    settings = Settings(servers=(server,), timeout_s=timeout_s, limits=Limits())
+    settings = Settings(servers=(server,), timeout_s=timeout_s, limits=Limits(), sandbox_attempts=1)
     try:
         join_url(server, "run")
         request = build_run_request(row, request_kwargs, policy_base_url, policy_api_key)
@@ -227,8 +227,8 @@ async def _run_to_its_end(episode: _Episode) -> Outcome:
                 return _logged(Outcome("ServerUnreachable", detail=str(error)), episode.row)
             await asyncio.sleep(random.uniform(*_BACKOFF_S))
             continue
-        if outcome.exit_status == "SandboxUnavailable" and sandbox_failures == 0:
-            sandbox_failures += 1
+        sandbox_failures += outcome.exit_status == "SandboxUnavailable"
+        if outcome.exit_status == "SandboxUnavailable" and sandbox_failures < settings.sandbox_attempts:
             continue
         return _logged(outcome, episode.row)
 
@@ -335,6 +335,7 @@ class Settings:
         timeout_s: time of one episode, from admission.
         drain_timeout_s: time for which a given-up episode keeps its place.
         limits: see ``nemogym_servers``.
+        sandbox_attempts: how often ``/run`` is sent in all where the sandbox cannot be created.
         external_host: host that replaces the session URL's; empty for none.
     """
 
@@ -342,6 +343,7 @@ class Settings:
     timeout_s: float = 3600.0
     drain_timeout_s: float = 2400.0
     limits: Limits = Limits(concurrency=64, outage_wait_s=1800.0)
+    sandbox_attempts: int = 2
     external_host: str = ""
 
     @classmethod
