@@ -13,7 +13,8 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup test lint format golden-scan policy-scan data eval-specs serve train train-dry-run lock clean
+.PHONY: help venv setup test lint format golden-scan policy-scan data eval-specs serve doctor train train-dry-run \
+	miles-flags lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -105,6 +106,9 @@ eval-specs: setup  ## list again what the pinned swebench can grade, for make da
 serve: venv  ## run NeMo Gym in the foreground (PORT=12000, POLICY_MODEL=model)
 	@exec $(STACK) serve --with-parent
 
+doctor: venv  ## check servers, tasks and the way back: ok, warning or error (DATA=<prompt data>, EVAL_DATA=)
+	@$(PY) $(EXAMPLE)/nemogym_preflight.py $(if $(DATA),--prompt-data "$(DATA)") $(if $(EVAL_DATA),--eval-data "$(EVAL_DATA)") $(ARGS)
+
 train:  ## one GRPO job on 4 GPUs (MILES=<checkout>, NEMO_GYM_URL=<server>, ARGS="--num-rollout 200")
 	@test -z "$(MILES)" -o -e "$(MILES)/miles/utils/external_utils/command_utils.py" || { echo "error: MILES=$(MILES) is no checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make train MILES=<folder>" >&2; exit 2; }
 	@PYTHONPATH="$(if $(MILES),$(abspath $(MILES)):)$(PYTHONPATH)" $(PYTHON) $(EXAMPLE)/run.py $(ARGS)
@@ -112,9 +116,16 @@ train:  ## one GRPO job on 4 GPUs (MILES=<checkout>, NEMO_GYM_URL=<server>, ARGS
 train-dry-run: venv  ## print what make train would run (MILES=<checkout>); no GPU needed
 	@$(PY) tools/train_dry_run.py "$(MILES)" $(ARGS)
 
-lock: venv  ## pin the closure of pyproject.toml and of the local stack's requirements.in
+miles-flags: venv  ## put every recorded launch through Miles' own parser, write its options down (MILES=<checkout>)
+	@test -n "$(MILES)" || { echo "error: name a checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make miles-flags MILES=<folder>" >&2; exit 2; }
+	@$(PY) tools/setup_venv.py .venv-miles-flags tools/miles_flags.txt 3.11
+	@$(PY) tools/setup_venv.py .venv-megatron tools/miles_megatron.txt 3.11
+	@.venv-miles-flags/bin/python tools/miles_flags.py "$(MILES)" --megatron .venv-megatron
+
+lock: venv  ## pin the closure of pyproject.toml and of the other environments' .in files
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
 	$(VENV)/bin/uv pip compile --quiet --python-version 3.13.14 --no-header --no-annotate --no-emit-index-url $(EXAMPLE)/local_stack/requirements.in -o $(EXAMPLE)/local_stack/requirements.txt
+	$(VENV)/bin/uv pip compile --quiet --config-file tools/miles_flags.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tools/miles_flags.in -o tools/miles_flags.txt
 
 clean:  ## remove environments, tasks and outputs
-	rm -rf $(VENV) $(VENV).lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache

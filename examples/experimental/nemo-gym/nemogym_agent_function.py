@@ -64,7 +64,7 @@ from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answ
 from nemogym_metrics import TALLY
 from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
-__all__ = ["abort", "run", "run_episode"]
+__all__ = ["Settings", "abort", "reachable_policy_url", "run", "run_episode"]
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
     try:
         request = name_episode(episode.request, place.episode)
         if episode.session_url is not None:
-            request["policy_base_url"] = await _reachable_policy_url(episode.session_url, place.server.url, settings)
+            request["policy_base_url"] = await reachable_policy_url(episode.session_url, place.server.url, settings)
         body = json.dumps(request).encode()
         exchange = asyncio.create_task(post(join_url(place.server.url, "run"), body, delivery))
         await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
@@ -413,7 +413,17 @@ def _count(name: str, default: int) -> int:
 # --- addresses ------------------------------------------------------------------
 
 
-async def _reachable_policy_url(session_url: str, server: str, settings: Settings) -> str:
+async def reachable_policy_url(session_url: str, server: str, settings: Settings) -> str:
+    """The URL under which an agent server is to reach a session: its ``policy_base_url``, in training and in preflight.
+
+    Args:
+        session_url: ``http://host:port/sessions/<id>``; a wildcard host stays where no local address routes to ``server``.
+        server: URL of the agent server.
+        settings: for the external host.
+
+    Raises:
+        ValueError: not an http(s) URL with a host, or the external host is more than a host.
+    """
     ip_version = None if settings.external_host else wildcard_ip_version(session_url)
     local_address = await _local_address_towards(server, ip_version) if ip_version else None
     return build_policy_base_url(session_url, external_host=settings.external_host, local_address=local_address)
