@@ -19,7 +19,8 @@ help:  ## this list
 
 venv:
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found; install Python 3.10 or newer, or name one: make PYTHON=<path>" >&2; exit 2; }
-	@$(PYTHON) tools/setup_venv.py $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: Python 3.10 or newer is needed, found $$($(PYTHON) --version 2>&1): make PYTHON=<path>" >&2; exit 2; }
+	@$(PYTHON) tools/setup_venv.py $(VENV) requirements-dev.txt
 
 setup: venv  ## install everything and build the tasks (once; 1.5 GB)
 	@exec $(STACK) setup --with-parent
