@@ -15,7 +15,7 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency $(CONCURRENCY) $(if $(LIMIT),--limit $(LIMIT))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-miles lint format golden-scan policy-scan data serve train train-dry-run lock clean
+.PHONY: help venv miles-venv setup test test-miles lint format golden-scan policy-scan data eval-specs serve train train-dry-run lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -91,8 +91,13 @@ policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_UR
 	@exec $(STACK) run --with-parent --policy solve -- sh -c "$$ROLE_SCANS"
 endif
 
-data: venv  ## SWE-bench Verified as Miles prompts (INPUT=, DATA=<output>, SPLIT=, SUBSET=, LIMIT=)
-	@$(PY) $(EXAMPLE)/download_and_process_data.py --output "$(or $(DATA),outputs/swe_verified.jsonl)" $(if $(INPUT),--input "$(INPUT)") $(if $(SPLIT),--split "$(SPLIT)") $(if $(SUBSET),--subset "$(SUBSET)") $(if $(LIMIT),--limit "$(LIMIT)")
+data: venv  ## tasks as Miles prompts (INPUT=SWE-bench Verified, OUTPUT=, SPLIT=, SUBSET=, LIMIT=, ARGS="--only ids.txt")
+	@test -n "$(OUTPUT)$(if $(INPUT),,1)" || { echo "error: INPUT is set; name the file to write: make data INPUT=$(INPUT) OUTPUT=<file.jsonl>" >&2; exit 2; }
+	@test "$(origin DATA)" != "command line" || { echo "error: DATA names what a scan reads; here INPUT is read and OUTPUT is written" >&2; exit 2; }
+	@$(PY) $(EXAMPLE)/download_and_process_data.py --output "$(or $(OUTPUT),outputs/swe_verified.jsonl)" $(if $(INPUT),--input "$(INPUT)") $(if $(SPLIT),--split "$(SPLIT)") $(if $(SUBSET),--subset "$(SUBSET)") $(if $(LIMIT),--limit "$(LIMIT)") $(ARGS)
+
+eval-specs: setup  ## list again what the pinned swebench can grade, for make data
+	@"$(LOCAL_STACK_DIR)/gym/bin/python" tools/eval_specs.py
 
 serve: venv  ## run NeMo Gym in the foreground (PORT=12000, POLICY_MODEL=model)
 	@exec $(STACK) serve --with-parent

@@ -1,84 +1,53 @@
 #!/usr/bin/env python3
-"""SWE-bench-family data -> Miles prompt data, ready for NeMo Gym.
+"""SWE-bench-family data -> Miles prompt data that NeMo Gym can run and grade.
 
-1. One line per task: {"prompt": problem_statement, "metadata": {the whole instance, "subset", "split"}}.
-2. Keys that would look like a verdict on the policy, or that Miles reads as its own, are left out of the metadata.
-3. Every row written is one the connector can send; the first that is not ends the conversion.
-4. Rows are streamed. The output appears in one step at the end; same input, same bytes.
+1. One line per task: {"prompt": problem_statement, "metadata": {the whole instance, "image_name", "subset", "split"}}.
+2. Tasks that cannot be sent or graded are left out, each counted under a reason (``swebench_rows.REASONS``); so are those
+   whose own patch is publicly known to fail or flake, and those that --only, --exclude or --solve-rate leave out.
+3. Values become JSON, ids lower-case, test lists lists. Fields that would look like a verdict on the policy, or that the
+   connector or Miles writes itself, are removed.
+4. Rows are streamed. The output and <output>.report.json, what was left out and why, appear at the end, each in one step;
+   same input and options, same bytes.
 
---input is a dataset on the Hugging Face hub, a folder with one data file per split, or a JSONL file of instances or of
-Miles prompt rows. A file needs no network, and does not need the package datasets.
+--input is a dataset on the Hugging Face hub, a folder with one data file per split, or a file: JSONL or a JSON array, also
+packed with gzip, or Parquet; of SWE-bench instances or of Miles prompt rows. A JSON file needs no network, and not the
+package datasets.
 
-Exit status: 0 written, 2 the options or the input are wrong, 130 interrupted; only with 0 is the output touched.
+Exit status: 0 written, 1 no task was left, 2 the options or the input are wrong, 130 interrupted; only with 0 is the
+output touched.
 
   python download_and_process_data.py --output swe_verified.jsonl
-  python download_and_process_data.py --input rows.jsonl --output prompts.jsonl --subset gym --split train
+  python download_and_process_data.py --input rows.jsonl --output prompts.jsonl --only supported.txt
+  python download_and_process_data.py --input prompts.jsonl --output train.jsonl --solve-rate 0.05:0.95 --from policy.jsonl
 """
 
 import json
 import logging
-import math
 import os
-import re
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import date, datetime
-from datetime import time as time_of_day
-from datetime import timedelta
-from decimal import Decimal
-from itertools import islice
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO
+from typing import Annotated, Any, TextIO
 
+import swebench_rows
 import typer
-from nemogym_contract import VERDICT_FIELDS, build_run_request
+from data_report import NothingLeftError, Report, print_counts, print_written
+from row_reader import DEFAULT_SPLIT, DataError, open_rows
+from swebench_rows import NotJsonError, normalised_task, prompt_row, ungradable_reason
+from task_selection import Selection, known_flaky_ids, parse_band, read_ids, read_solve_rates
 from tqdm import tqdm
 
-EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143
+EXIT_NOTHING_LEFT, EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 
 DEFAULT_INPUT = "princeton-nlp/SWE-bench_Verified"
-DEFAULT_SPLIT = "test"
 DEFAULT_SUBSET = "verified"
 
-# rm_type sends the reward of a row past the reward hook (miles/rollout/rm_hub/__init__.py); round_number of the first
-# sample makes Miles read it from all (miles/ray/rollout/train_data_conversion.py).
-STRIPPED_FIELDS = VERDICT_FIELDS | {"rm_type", "round_number"}
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".gz", ".zst")
 _ROWS_PER_LINE = 1000
-
-
-class DataError(Exception):
-    """Ends the conversion with exit status 2; the message is one sentence for the user."""
-
-
-@dataclass
-class Summary:
-    """What a conversion wrote.
-
-    Attributes:
-        written: rows by (subset, split).
-        stripped: how many rows a key of ``STRIPPED_FIELDS`` was left out of, by key.
-    """
-
-    written: Counter[tuple[str, str]] = field(default_factory=Counter)
-    stripped: Counter[str] = field(default_factory=Counter)
-
-
-class _Source(NamedTuple):
-    """``rows`` come with their place, for messages. ``split`` and ``total`` are None where only the rows know."""
-
-    rows: Iterator[tuple[str, Any]]
-    split: str | None
-    total: int | None
-
+_LONGEST_SHOWN = 200
 
 # --- orchestration --------------------------------------------------------------
 
@@ -86,8 +55,9 @@ class _Source(NamedTuple):
 def main(
     output: Annotated[Path, typer.Option(help="Miles prompt data, .jsonl; its folder is made.")],
     source: Annotated[
-        str, typer.Option("--input", help="Dataset on the Hugging Face hub, folder of split files, or JSONL file.")
+        str, typer.Option("--input", help="Dataset on the Hugging Face hub, folder of split files, or file.")
     ] = DEFAULT_INPUT,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a dataset on the hub.")] = None,
     split: Annotated[
         str | None,
         typer.Option(
@@ -98,12 +68,26 @@ def main(
     subset: Annotated[
         str | None,
         typer.Option(
-            help="Picks the image family on the server: 'verified' is the official docker.io/swebench/..., any other "
-            "name docker.io/xingyaoww/...; a row's own image_name goes before both.",
+            help="Picks the image of a row that names none: 'verified' is the official docker.io/swebench/..., any other "
+            "name docker.io/xingyaoww/...",
             show_default=f"{DEFAULT_SUBSET}; rows keep their own",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first N rows.")] = None,
+    only: Annotated[Path | None, typer.Option(help="Keep only the tasks of this file, an id a line.")] = None,
+    exclude: Annotated[Path | None, typer.Option(help="Leave out the tasks of this file, an id a line.")] = None,
+    solve_rate: Annotated[
+        str | None, typer.Option(help="Keep tasks solved at this rate, e.g. 0.05:0.95; needs --from.")
+    ] = None,
+    scan: Annotated[
+        Path | None, typer.Option("--from", help="Results of a policy scan, which tell the solve rates.")
+    ] = None,
+    no_known_flaky: Annotated[
+        bool, typer.Option("--no-known-flaky", help="Keep tasks whose own patch is known to fail or flake.")
+    ] = False,
+    keep_ungradable: Annotated[
+        bool, typer.Option("--keep-ungradable", help="Keep tasks that the grader cannot grade.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Stop after N tasks are kept.")] = None,
 ) -> None:
     """Convert SWE-bench-family data to Miles prompt data for NeMo Gym."""
     # What datasets and the hub's client log about a failure, their exception says as well.
@@ -111,213 +95,186 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     start = time.monotonic()
     try:
-        summary = convert(source, output, split=split, subset=subset, limit=limit)
+        _check_apart(output, {"--only": only, "--exclude": exclude, "--from": scan})
+        selection = read_selection(
+            only=only, exclude=exclude, solve_rate=solve_rate, scan=scan, keep_known_flaky=no_known_flaky
+        )
+        report = convert(
+            source,
+            output,
+            revision=revision,
+            split=split,
+            subset=subset,
+            limit=limit,
+            selection=selection,
+            keep_ungradable=keep_ungradable,
+        )
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_BAD_INPUT) from None
+    except NothingLeftError as error:
+        print_counts(error.report)
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_NOTHING_LEFT) from None
     except KeyboardInterrupt:
         print("interrupted; nothing was written", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _print_summary(summary, output, seconds=time.monotonic() - start)
+    print_counts(report)
+    print_written(report, output, report_path(output), seconds=time.monotonic() - start)
 
 
 def convert(
-    source: str, output: Path, *, split: str | None = None, subset: str | None = None, limit: int | None = None
-) -> Summary:
+    source: str,
+    output: Path,
+    *,
+    revision: str | None = None,
+    split: str | None = None,
+    subset: str | None = None,
+    limit: int | None = None,
+    selection: Selection | None = None,
+    keep_ungradable: bool = False,
+) -> Report:
     """Convert ``source`` to Miles prompt data at ``output``, one row at a time.
 
     Args:
-        source: dataset id on the hub, folder with one data file per split, or JSONL file.
-        output: the ``.jsonl`` file to write; it is replaced in one step, or not touched at all.
+        source: dataset id on the hub, folder with one data file per split, or file.
+        output: the ``.jsonl`` file to write; it and its report are replaced in one step each, or not touched at all.
+        revision: branch, tag or commit of a dataset on the hub.
         split: split of a dataset to read, ``test`` when None. Rows of a file get it as their name; None leaves their
             own.
         subset: image family of every row; None leaves a row its own, or makes it ``verified``.
-        limit: only the first rows.
+        limit: stop after so many rows are written.
+        selection: what the tasks' ids decide; None leaves out those known to flake.
+        keep_ungradable: write also what can be sent and not graded.
 
     Returns:
         What was written and left out.
 
     Raises:
         DataError: an option or the input is wrong, or the output cannot be written.
+        NothingLeftError: there are rows, and none was fit.
     """
-    _check_options(source, output, subset=subset, limit=limit)
-    opened = _open_source(source, split=split)
-    split = opened.split or split
-    summary = Summary()
-    place_of: dict[str, str] = {}
-    with _replacing(output) as file, closing(_Progress(total=_smallest(opened.total, limit))) as progress:
-        for place, row in islice(opened.rows, limit):
-            instance = _instance(row, place=place)
-            try:
-                converted = convert_row(
-                    instance,
-                    subset or instance.get("subset") or DEFAULT_SUBSET,
-                    split or instance.get("split") or DEFAULT_SPLIT,
-                )
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{place}: {error}") from None
-            metadata = converted["metadata"]
-            _check_new(metadata["instance_id"], place=place, place_of=place_of)
-            file.write(json.dumps(converted, allow_nan=False) + "\n")
-            summary.written[metadata["subset"], metadata["split"]] += 1
-            summary.stripped.update(STRIPPED_FIELDS & instance.keys())
+    selection = selection or Selection(flaky=known_flaky_ids())
+    _check_options(source, output, report_path(output), subset=subset, limit=limit)
+    opened = open_rows(source, split=split, revision=revision)
+    conversion = Conversion(
+        split=opened.split or split, subset=subset, selection=selection, keep_ungradable=keep_ungradable
+    )
+    report = conversion.report
+    with ExitStack() as stack:
+        file = stack.enter_context(_replacing(output))
+        progress = stack.enter_context(closing(_Progress(total=opened.total if limit is None else None)))
+        for place, row in opened.rows:
             progress.add()
-        if not summary.written:
+            converted = conversion.convert(row, place=place)
+            if converted is not None:
+                file.write(json.dumps(converted, allow_nan=False) + "\n")
+            if report.written.total() == limit:
+                break
+        else:
+            conversion.count_ids_not_found()
+        if not report.read:
             raise DataError(f"expected at least one row in {source}, found none")
-    return summary
+        if not report.written:
+            raise NothingLeftError(report)
+        about = {"input": source, "revision": opened.revision, "grader": swebench_rows.grader(), "limit": limit}
+        _write_report(report_path(output), report.as_json(**about))
+    return report
 
 
-def convert_row(instance: Mapping[str, Any], subset: str, split: str) -> dict[str, Any]:
-    """One Miles prompt row. Converting its metadata again gives the same row.
-
-    Args:
-        instance: SWE-bench fields; datetimes, numpy values and the like become JSON, see ``as_json``.
-        subset: plain name; the server derives the image from it (``nemogym_contract.build_run_request``).
-        split: name of the split.
-
-    Returns:
-        ``{"prompt": problem_statement, "metadata": {**instance, "subset", "split"}}`` without ``STRIPPED_FIELDS``.
-
-    Raises:
-        ValueError: no ``problem_statement`` or ``instance_id``, a field that is not JSON, or a row that cannot be sent.
-    """
-    own = STRIPPED_FIELDS | {"subset", "split"}
-    metadata = {key: as_json(value, name=f"field {key!r}") for key, value in instance.items() if key not in own}
-    metadata |= {"subset": subset, "split": as_json(split, name="field 'split'")}
-    problem_statement = metadata.get("problem_statement")
-    if not isinstance(problem_statement, str) or not problem_statement.strip():
-        raise ValueError("expected the task as text in problem_statement, found none")
-    if not isinstance(metadata["split"], str):
-        raise ValueError(f"expected split to be a name, found {split!r}")
-    build_run_request(metadata, request_kwargs=None, episode="check")
-    return {"prompt": problem_statement, "metadata": metadata}
+def report_path(output: Path) -> Path:
+    """Where the report of a conversion to ``output`` is."""
+    return output.with_name(f"{output.name}.report.json")
 
 
-def as_json(value: Any, *, name: str) -> Any:
-    """``value`` as JSON types: dates in ISO 8601, durations in seconds, numpy as Python, Decimal as its exact text.
+class Conversion:
+    """The way of every row of one input, and what became of them: ``report``.
 
     Args:
-        value: a value of a row as ``json`` or ``datasets`` reads it.
-        name: what it is, for the message.
-
-    Raises:
-        ValueError: NaN or infinite, or of a type without a JSON form.
+        split: name of the split for every row; None leaves a row its own.
+        subset: likewise.
+        selection: what the tasks' ids decide.
+        keep_ungradable: keep what can be sent and not graded.
     """
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        if value.dtype.kind in "mM":
-            # tolist() makes bare integers of times finer than microseconds.
-            value = value.astype(f"{value.dtype.kind}8[us]")
-        return as_json(value.tolist(), name=name)
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, (float, Decimal)):
-        if not math.isfinite(value):
-            raise ValueError(f"expected {name} to be JSON, found the number {value}")
-        return str(value) if isinstance(value, Decimal) else value
-    if isinstance(value, (datetime, date, time_of_day)):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, (list, tuple)):
-        return [as_json(item, name=name) for item in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: as_json(item, name=name) for key, item in value.items()}
-    raise ValueError(f"expected {name} to be JSON, found {type(value).__name__}")
 
+    def __init__(self, *, split: str | None, subset: str | None, selection: Selection, keep_ungradable: bool) -> None:
+        self.report = Report()
+        self._split = split
+        self._subset = subset
+        self._selection = selection
+        self._keep_ungradable = keep_ungradable
+        self._kept_ids: set[str] = set()
+        self._ids_not_seen = {"--only": set(selection.only or ()), "--exclude": set(selection.exclude)}
 
-# --- checks ---------------------------------------------------------------------
+    def convert(self, row: Any, *, place: str) -> dict[str, Any] | None:
+        """The prompt row, or None for a row that is left out; the report counts both.
 
+        Raises:
+            DataError: ``row`` is no object.
+        """
+        instance = _instance(row, place=place)
+        self.report.read += 1
+        shown_id = instance.get("instance_id")
+        instance_id = shown_id.lower() if isinstance(shown_id, str) else None
+        for ids in self._ids_not_seen.values():
+            ids.discard(instance_id)
+        reason, task = self._judged(instance, instance_id)
+        if reason is not None:
+            self.report.leave_out(reason, example=_plain(shown_id) or place)
+            if reason == "no_eval_spec" and not swebench_rows.is_known_repository(task.get("repo")):
+                self.report.unknown_repositories[_plain(task.get("repo")) or "(no name)"] += 1
+            return None
+        self._count_kept(task, instance)
+        return prompt_row(task)
 
-def _check_options(source: str, output: Path, *, subset: str | None, limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise DataError(f"expected --limit to be at least 1, found {limit}; leave it out to convert every row")
-    if subset is not None:
+    def count_ids_not_found(self) -> None:
+        """Count the ids that an option named and no row had; for when all rows were seen."""
+        for option, ids in self._ids_not_seen.items():
+            for instance_id in sorted(ids):
+                self.report.miss(option, instance_id)
+
+    def _judged(self, instance: Mapping[str, Any], instance_id: str | None) -> tuple[str | None, dict[str, Any]]:
+        """Why a row is left out, or None, and the task that it is."""
+        reason = self._selection.unasked_reason(instance_id)
+        if reason is not None:
+            return reason, {}
         try:
-            build_run_request({"instance_id": "any", "subset": subset}, request_kwargs=None, episode="check")
-        except ValueError as error:
-            raise DataError(f"--subset: {error}") from None
-    if output.suffix != ".jsonl":
-        raise DataError(f"expected --output to end in .jsonl, as Miles reads it (miles/utils/data.py), found {output}")
-    if os.path.exists(output) and not output.is_file():
-        raise DataError(f"expected --output to be a file, found {output}, which is none")
-    if os.path.exists(source) and output.resolve().is_relative_to(Path(source).resolve()):
-        raise DataError(f"expected --output outside of --input, found {output} and {source}")
+            task = normalised_task(instance, subset=self._subset_of(instance), split=self._split_of(instance))
+        except NotJsonError:
+            return "not_json", {}
+        reason = ungradable_reason(task)
+        if self._keep_ungradable and reason not in swebench_rows.UNSENDABLE:
+            reason = None
+        if reason is None:
+            reason = self._selection.unfit_reason(instance_id)
+        if reason is None and instance_id in self._kept_ids:
+            reason = "duplicate"
+        return reason, task
+
+    def _subset_of(self, instance: Mapping[str, Any]) -> Any:
+        return self._subset or instance.get("subset") or DEFAULT_SUBSET
+
+    def _split_of(self, instance: Mapping[str, Any]) -> str:
+        own = instance.get("split")
+        return self._split or (own if isinstance(own, str) and own else DEFAULT_SPLIT)
+
+    def _count_kept(self, task: dict[str, Any], instance: Mapping[str, Any]) -> None:
+        instance_id = task["instance_id"]
+        self._kept_ids.add(instance_id)
+        self.report.written[task["subset"], task["split"]] += 1
+        self.report.removed.update(swebench_rows.REMOVED_FIELDS & instance.keys())
+        ungradable = ungradable_reason(task) if self._keep_ungradable else None
+        if ungradable is not None:
+            self.report.note(ungradable, example=instance_id)
+        if not swebench_rows.has_gold_patch(task):
+            self.report.note("no_gold_patch", example=instance_id)
+        if instance["instance_id"] != instance_id:
+            self.report.note("id_lower_cased", example=instance["instance_id"])
 
 
-def _check_new(instance_id: str, *, place: str, place_of: dict[str, str]) -> None:
-    # The server lower-cases ids: two that differ in case only are one task to it.
-    earlier = place_of.setdefault(instance_id.lower(), place)
-    if earlier != place:
-        raise DataError(f"{place}: expected every task once, found {instance_id} at {earlier} too")
-
-
-def _smallest(*counts: int | None) -> int | None:
-    return min((count for count in counts if count is not None), default=None)
-
-
-# --- input ----------------------------------------------------------------------
-
-
-def _open_source(source: str, *, split: str | None) -> _Source:
-    if os.path.exists(source) and not os.path.isdir(source):
-        return _Source(_file_rows(Path(source)), split=None, total=None)
-    if not os.path.exists(source) and (not _HUB_ID.fullmatch(source) or source.endswith(_FILE_SUFFIXES)):
-        raise DataError(f"expected --input to be a file, a folder or a dataset on the hub, found no file {source}")
-    return _open_dataset(source, split=split or DEFAULT_SPLIT)
-
-
-def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each row of a JSONL file; blank lines and a byte order mark are tolerated."""
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    place = f"{path} line {number}"
-                    yield place, _parsed(line, place=place)
-    except OSError as error:
-        raise DataError(f"expected to read --input {path}, found: {error.strerror}") from None
-
-
-def _parsed(line: bytes, *, place: str) -> Any:
-    try:
-        return json.loads(line.decode())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: expected a JSON object, found {error}") from None
-
-
-def _open_dataset(source: str, *, split: str) -> _Source:
-    is_local = os.path.isdir(source)
-    if not is_local:
-        print(f"asking the Hugging Face hub for {source}", file=sys.stderr, flush=True)
-    try:
-        # Takes seconds to import, and a JSONL file does without it.
-        import datasets
-
-        datasets.disable_progress_bars()
-        splits = datasets.load_dataset(source, streaming=True)
-    except Exception as error:
-        advice = "" if is_local else "; a local JSONL file as --input works offline"
-        raise DataError(f"expected to load the dataset {source}, found: {_sentence(error)}{advice}") from None
-    if split not in splits:
-        raise DataError(f"expected --split to be one that {source} has ({', '.join(splits)}), found {split!r}")
-    known = (splits[split].info.splits or {}).get(split)
-    total = known.num_examples if known else None
-    return _Source(_dataset_rows(splits[split], name=f"{source} split {split}"), split=split, total=total or None)
-
-
-def _dataset_rows(dataset: Any, *, name: str) -> Iterator[tuple[str, Any]]:
-    number = 0
-    try:
-        for number, row in enumerate(dataset, start=1):
-            yield f"{name} row {number}", row
-    except Exception as error:
-        raise DataError(f"{name}: expected to read on after {number} row(s), found: {_sentence(error)}") from None
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:400] or type(error).__name__
+def _plain(name: Any) -> str | None:
+    """A name as it may be shown, which a terminal does not take for a command; None for anything else."""
+    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_SHOWN else None
 
 
 def _instance(row: Any, *, place: str) -> Mapping[str, Any]:
@@ -329,7 +286,69 @@ def _instance(row: Any, *, place: str) -> Mapping[str, Any]:
     return row
 
 
+# --- options --------------------------------------------------------------------
+
+
+def read_selection(
+    *, only: Path | None, exclude: Path | None, solve_rate: str | None, scan: Path | None, keep_known_flaky: bool
+) -> Selection:
+    """What the options say of tasks by their ids, with the files that they name.
+
+    Args:
+        only: file of the ids to keep.
+        exclude: file of the ids to leave out.
+        solve_rate: ``<lowest>:<highest>``; goes with ``scan``.
+        scan: results of a policy scan.
+        keep_known_flaky: do not leave out the tasks whose own patch is publicly known to fail or flake.
+
+    Raises:
+        DataError: a file cannot be read or holds something else, or one of two options is missing.
+    """
+    if (solve_rate is None) != (scan is None):
+        found = "--from" if solve_rate is None else "--solve-rate"
+        raise DataError(
+            f"expected --solve-rate <lowest>:<highest> together with --from <policy scan's results>, found {found} alone"
+        )
+    chosen: dict[str, Any] = {"flaky": frozenset() if keep_known_flaky else known_flaky_ids()}
+    if only is not None:
+        chosen["only"] = read_ids(only, option="--only")
+    if exclude is not None:
+        chosen["exclude"] = read_ids(exclude, option="--exclude")
+    if solve_rate is not None and scan is not None:
+        chosen |= {"band": parse_band(solve_rate), "solve_rates": read_solve_rates(scan)}
+    return Selection(**chosen)
+
+
+def _check_options(source: str, output: Path, report_path: Path, *, subset: str | None, limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise DataError(f"expected --limit to be at least 1, found {limit}; leave it out to convert every row")
+    if subset is not None and not swebench_rows.is_subset(subset):
+        raise DataError(
+            f"expected --subset to be letters, digits, '.', '_', '-' without '..', as the server makes a folder of it, "
+            f"found {subset!r}"
+        )
+    if output.suffix != ".jsonl":
+        raise DataError(f"expected --output to end in .jsonl, as Miles reads it (miles/utils/data.py), found {output}")
+    for path in (output, report_path):
+        if os.path.exists(path) and not path.is_file():
+            raise DataError(f"expected --output to be a file, found {path}, which is none")
+        if os.path.exists(source) and path.resolve().is_relative_to(Path(source).resolve()):
+            raise DataError(f"expected --output outside of --input, found {path} and {source}")
+
+
+def _check_apart(output: Path, named: Mapping[str, Path | None]) -> None:
+    written = {path.resolve() for path in (output, report_path(output))}
+    for option, path in named.items():
+        if path is not None and path.resolve() in written:
+            raise DataError(f"expected --output to be another file than that of {option}, found {output} for both")
+
+
 # --- output ---------------------------------------------------------------------
+
+
+def _write_report(path: Path, report: Mapping[str, Any]) -> None:
+    with _replacing(path) as file:
+        file.write(json.dumps(report, indent=2) + "\n")
 
 
 @contextmanager
@@ -375,16 +394,6 @@ class _Progress:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def _print_summary(summary: Summary, output: Path, *, seconds: float) -> None:
-    if summary.stripped:
-        counts = ", ".join(f"{key} in {count}" for key, count in sorted(summary.stripped.items()))
-        print(f"left out of rows: {counts}")
-    kinds = ", ".join(
-        f"{count} of subset {subset}, split {split}" for (subset, split), count in sorted(summary.written.items())
-    )
-    print(f"wrote {summary.written.total()} row(s) to {output} in {seconds:.1f} s: {kinds}")
 
 
 if __name__ == "__main__":

@@ -365,7 +365,7 @@ def load_rows(path: Path, *, limit: int | None, needed: str = "patch") -> list[d
             break
         where = f"{path} line {number}"
         try:
-            instance_id = build_run_request(row, {}, episode="check")["instance_id"]
+            instance_id = build_run_request(row, {})["instance_id"]
         except ValueError as error:
             raise SetUpError(f"{where}: {error}") from None
         if instance_id in line_of:
