@@ -5,6 +5,9 @@ PASSES ?= 1
 EXAMPLE := examples/experimental/nemo-gym
 VENV := .venv
 PY := $(VENV)/bin/python
+MILES_VENV := .venv-miles
+SGLANG_VENV := .venv-sglang
+TEST_MILES = MILES="$(if $(MILES),$(abspath $(MILES)))" $(MILES_VENV)/bin/python -m pytest tests/miles
 SOURCES := examples tests tools
 
 export LOCAL_STACK_DIR ?= $(CURDIR)/.local_stack
@@ -13,21 +16,30 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup test lint format golden-scan policy-scan data eval-specs serve doctor train train-dry-run \
-	miles-flags lock clean
+.PHONY: help venv miles-venv setup test test-miles lint format golden-scan policy-scan data eval-specs serve doctor train \
+	train-dry-run miles-flags lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 venv:
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found; install Python 3.10 or newer, or name one: make PYTHON=<path>" >&2; exit 2; }
-	@$(PYTHON) tools/setup_venv.py $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: Python 3.10 or newer is needed, found $$($(PYTHON) --version 2>&1): make PYTHON=<path>" >&2; exit 2; }
+	@$(PYTHON) tools/setup_venv.py $(VENV) requirements-dev.txt
+
+miles-venv: venv
+	@$(PY) tools/setup_venv.py $(MILES_VENV) tests/miles/requirements.txt 3.11
+	@$(if $(MILES),$(PY) tools/setup_venv.py $(SGLANG_VENV) tests/miles/requirements-sglang.txt 3.11)
 
 setup: venv  ## install everything and build the tasks (once; 1.5 GB)
 	@exec $(STACK) setup --with-parent
 
-test: lint setup  ## lint, offline tests, tests on a real NeMo Gym
+test: lint setup miles-venv  ## lint, offline tests, tests on a real NeMo Gym, Miles' rollout in front of it
 	$(PY) -m pytest tests
+	$(TEST_MILES)
+
+test-miles: setup miles-venv  ## Miles' rollout on a CPU, in front of that NeMo Gym (MILES=<checkout>: its code)
+	$(TEST_MILES)
 
 lint: venv  ## ruff, autoflake, isort, black: check only
 	$(VENV)/bin/ruff check $(SOURCES)
@@ -126,6 +138,7 @@ lock: venv  ## pin the closure of pyproject.toml and of the other environments' 
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
 	$(VENV)/bin/uv pip compile --quiet --python-version 3.13.14 --no-header --no-annotate --no-emit-index-url $(EXAMPLE)/local_stack/requirements.in -o $(EXAMPLE)/local_stack/requirements.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tools/miles_flags.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tools/miles_flags.in -o tools/miles_flags.txt
+	$(VENV)/bin/uv pip compile --quiet --config-file tests/miles/uv.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/miles/requirements.in -o tests/miles/requirements.txt
 
 clean:  ## remove environments, tasks and outputs
-	rm -rf $(VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
