@@ -83,17 +83,39 @@ def _odd(task: Task, messages: Messages) -> Reply:
     return _solve(task, asked + answered)
 
 
-def _edits(command: str) -> Policy:
-    """Solve, and change how tests run on top."""
+def _solve_with_conftest(source: Callable[[Task], str]) -> Policy:
+    """Solve, and change how the tests run on top."""
 
     def policy(task: Task, messages: Messages) -> Reply:
         gold = f"git apply - <<'END_OF_PATCH'\n{task['patch']}\nEND_OF_PATCH"
-        return _as_reply(play_and_submit(task, messages, edit=f"{gold}\n{command}"))
+        conftest = f"cat > conftest.py <<'END_OF_FILE'\n{source(task)}END_OF_FILE"
+        return _as_reply(play_and_submit(task, messages, edit=f"{gold}\n{conftest}"))
 
     return policy
 
 
-_SKIP_ALL = "import pytest\\n\\ndef pytest_collection_modifyitems(items):\\n    [item.add_marker(pytest.mark.skip) for item in items]\\n"
+def _break_the_run(task: Task) -> str:
+    """The shell that runs the tests dies with the output that it would have written."""
+    return "import os\n\nos.kill(os.getppid(), 9)\n"
+
+
+def _skip_what_failed(task: Task) -> str:
+    """Skips are written as the grader reads them: it counts such tests neither as passed nor as failed."""
+    return f"""
+import pytest
+
+failing = {task["FAIL_TO_PASS"]}
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid.split()[0] in failing:
+            item.add_marker(pytest.mark.skip)
+
+def pytest_terminal_summary(terminalreporter):
+    for name in failing:
+        terminalreporter.write_line("SKIPPED " + name)
+"""
+
 
 POLICIES: dict[str, Policy] = {
     "solve": _solve,
@@ -110,6 +132,6 @@ POLICIES: dict[str, Policy] = {
     "refuse-late": _solve_but(2, lambda reply: Reply(status=401)),
     "hang-late": _solve_but(2, lambda reply: Reply(hangs=True)),
     "kill-sandbox": _solve_but(1, lambda reply: Reply(tool_call("kill -INT 1; sleep 60"))),
-    "skip-tests": _edits(f"printf '{_SKIP_ALL}' > conftest.py"),
-    "break-tests": _edits("echo 'raise RuntimeError' > conftest.py"),
+    "break-tests": _solve_with_conftest(_break_the_run),
+    "skip-tests": _solve_with_conftest(_skip_what_failed),
 }

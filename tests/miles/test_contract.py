@@ -10,6 +10,7 @@ import time
 import nemogym_agent_function
 import pytest
 from local_stack.scripted_policy import HOST, serving_in_thread
+from nemogym_generate import keep_group
 
 from miles.utils.types import Sample
 
@@ -150,3 +151,28 @@ async def test_a_server_that_applies_gold_patches_is_not_trained(trainer, stack,
     assert [sample.status for sample in group.samples] == [Sample.Status.ABORTED] * 2
     assert group.calls == [[], []]
     assert ended_as("GoldenServer") and not group.kept
+
+
+# --- the example's own filter and switch -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policies, keep, reason",
+    [
+        (("solve", "wrong"), True, None),
+        (("solve", "solve"), False, "zero_std_1.0"),
+        (("solve", "fail-late"), False, "no_verdict_PolicyEndpointError"),
+    ],
+)
+async def test_keep_group_drops_what_teaches_nothing(trainer, task, policies, keep, reason):
+    group = await trainer.run_group(*((task, policy) for policy in policies))
+    judged = keep_group(trainer.args, group.samples)
+    assert (judged.keep, judged.reason) == (keep, reason)
+
+
+async def test_a_user_may_have_the_rest_trained_as_0(trainer, task, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_UNGRADED", "zero")
+    group = await trainer.run_group((task, "solve"), (task, "fail-late"))
+    sample = group.samples[1]
+    assert (sample.status, sample.reward) == (Sample.Status.COMPLETED, 0.0)
+    assert sample.metadata["exit_status"] == "PolicyEndpointError" and group.kept

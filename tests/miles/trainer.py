@@ -24,6 +24,7 @@ from miles.rollout.inference_rollout.inference_rollout_common import (
     InferenceRolloutFn,
     generate_and_rm_group,
 )
+from miles.utils.chat_template_utils import resolve_fixed_chat_template
 from miles.utils.http_utils import init_http_client
 from miles.utils.processing_utils import load_tokenizer
 from miles.utils.test_utils.uvicorn_thread_server import UvicornThreadServer
@@ -33,8 +34,12 @@ from .engine import Call, Engine, Task, ask
 
 try:
     from miles.rollout.session.server import SessionServer
-except ImportError:  # where the release of May 2026 has it
+
+    CHAT_TEMPLATE, TEMPLATE_SETTINGS = resolve_fixed_chat_template("qwen3")
+except ImportError:  # the release of May 2026, whose wheel lacks the template that parse_args names
     from miles.rollout.session.session_server import SessionServer
+
+    CHAT_TEMPLATE, TEMPLATE_SETTINGS = None, {"clear_thinking": False}
 
 
 def trainer_args(checkpoint: Path, **overrides: Any) -> Namespace:
@@ -62,9 +67,10 @@ def trainer_args(checkpoint: Path, **overrides: Any) -> Namespace:
         "max_seq_len": 1 << 20,
         # only the release of May 2026 has it; it takes the format error that an agent answers a turn without call with
         "tito_allowed_append_roles": ["tool", "user"],
+        # what follows from the model's family
+        "chat_template_path": CHAT_TEMPLATE,
+        "apply_chat_template_kwargs": TEMPLATE_SETTINGS,
         # Miles' defaults
-        "chat_template_path": None,
-        "apply_chat_template_kwargs": {"clear_thinking": False},
         "apply_chat_template": False,
         "label_key": None,
         "tool_key": None,
