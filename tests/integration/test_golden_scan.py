@@ -12,7 +12,7 @@ from aiohttp import web
 from nemogym_agent_function import run_episode
 from nemogym_preflight import check_agent_server
 
-from .conftest import EXAMPLE_DIR
+from .conftest import EXAMPLE_DIR, REPOSITORY
 
 _TIMEOUT_S = 300.0
 
@@ -35,6 +35,7 @@ def test_golden_scan_proves_every_task(stack, paths, tasks, tmp_path, command_en
     assert done.returncode == 0, done.stdout + done.stderr
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert Counter(record["kind"] for record in records) == {"gold": len(tasks), "null": len(tasks)}
+    assert f"classes: supported {len(tasks)}, flaky 0, broken 0, inconclusive 0" in done.stdout
     for record in records:
         assert record["reward"] == (1.0 if record["kind"] == "gold" else 0.0), record
         assert record["pass"] is True and record["exit_status"] == "Submitted" or record["kind"] == "null"
@@ -47,7 +48,60 @@ def test_golden_scan_of_a_policy_server_is_stopped_by_its_first_episode(stack, p
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "needs a server started with run_golden=true" in done.stderr
-    assert "1 episode(s) had ended" in done.stderr
+    assert done.stdout == "", "the episode that showed it is no result"
+
+
+def test_a_killed_golden_scan_is_resumed(stack, paths, tmp_path, command_environment):
+    output, ids = tmp_path / "golden.jsonl", tmp_path / "supported.txt"
+    command = [sys.executable, str(EXAMPLE_DIR / "eval_nemogym_via_api.py"), "--golden", "--concurrency", "1"]
+    command += ["--input", str(paths.tasks), "--limit", "2", "--passes", "2"]
+    command += ["--output", str(output), "--supported-ids", str(ids)]
+    environment = {**command_environment, "NEMO_GYM_URL": stack.golden_url}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        shown = [process.stdout.readline() for _ in range(2)]
+        process.kill()
+    assert [line.split()[0] for line in shown] == ["[1/6]", "[2/6]"]
+    ended = len(output.read_text().splitlines())
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ended < 6 and f"resuming {output}: {ended} episode(s) are in it, {6 - ended} to run" in done.stderr
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert Counter((record["kind"], record["attempt"], record["reward"]) for record in records) == {
+        ("gold", 1, 1.0): 2,
+        ("gold", 2, 1.0): 2,
+        ("null", 1, 0.0): 2,
+    }
+    assert "every gold patch scored 1.0 in each of 2 passes and every empty patch 0.0" in done.stdout
+    assert len(ids.read_text().split()) == 2
+
+
+@pytest.mark.parametrize("target", ["golden-scan", "policy-scan"])
+@pytest.mark.parametrize("setting", ["LIMIT=0", "LIMIT=few", "CONCURRENCY=0", "PASSES=0"])
+def test_make_names_a_wrong_setting_before_nemo_gym_starts(command_environment, target, setting):
+    # -o venv: the environment that runs this test is as good.
+    make = ["make", "-o", "venv", f"VENV={sys.prefix}", target, setting]
+    done = subprocess.run(make, cwd=REPOSITORY, env=command_environment, capture_output=True, text=True, timeout=60)
+    name, value = setting.split("=")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"--{name.lower()}" in done.stderr and f"{name}='{value}'" in done.stderr
+    assert "NeMo Gym" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "target, settings, said",
+    [
+        ("golden-scan", ["DATA=missing.jsonl"], "missing.jsonl"),
+        ("policy-scan", ["DATA=missing.jsonl"], "POLICY_BASE_URL"),
+        ("policy-scan", ["DATA=missing.jsonl", "POLICY_BASE_URL=http://127.0.0.1:9/v1"], "missing.jsonl"),
+        ("policy-scan", ["POLICY_BASE_URL=http://127.0.0.1:9/v1"], "127.0.0.1:9"),
+    ],
+)
+def test_make_names_wrong_data_and_a_dead_endpoint_before_nemo_gym_starts(command_environment, target, settings, said):
+    make = ["make", "-o", "venv", f"VENV={sys.prefix}", target, *settings]
+    done = subprocess.run(make, cwd=REPOSITORY, env=command_environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and said in done.stderr, done.stdout + done.stderr
+    assert "starting NeMo Gym" not in done.stdout + done.stderr
 
 
 async def test_eight_episodes_of_one_task_do_not_see_each_other(stack, tasks):

@@ -94,13 +94,16 @@ def test_the_scan_runs_a_policy_on_the_local_stack(stack, paths, tasks, tmp_path
     with serving_in_thread(make_app(tasks, api_key=_KEY)) as url:
         command = [sys.executable, str(EXAMPLE_DIR / "eval_nemogym_via_api.py"), "--concurrency", "2", "--limit", "2"]
         command += ["--input", str(paths.tasks), "--output", str(output), "--policy-base-url", role_url(url, "solve")]
-        command += ["--head-url", stack.head_url, "--expect-reward", "1"]
+        command += ["--head-url", stack.head_url, "--expect-reward", "1", "--passes", "2", "--temperature", "1"]
         environment = {**command_environment, "NEMO_GYM_URL": stack.policy_url, "OPENAI_API_KEY": _KEY}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert Counter((record["kind"], record["reward"], record["exit_status"]) for record in records) == {
-        ("policy", 1.0, "Submitted"): 2
+        ("policy", 1.0, "Submitted"): 4
     }
+    assert {(record["policy"], record["sampling"]["temperature"]) for record in records} == {("model", 1.0)}
+    assert "solve rate 1.000 over 4 verdict(s), 95 % interval 0.51 to 1.00" in done.stdout
+    assert "pass@1 1.000, pass@2 1.000" in done.stdout and "2 always solved" in done.stdout
     assert "model name" not in done.stderr, "the head server tells the model name, the endpoint lists it"
     assert _KEY not in done.stdout + done.stderr + output.read_text()

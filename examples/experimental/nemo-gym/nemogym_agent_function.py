@@ -5,14 +5,25 @@ Miles calls ``run`` once per sample (``--custom-agent-function-path nemogym_agen
 server's ``/run`` together with the sample's session URL; the agent calls that URL as its policy, so that the session
 server records every turn, and the server grades the sandbox.
 
-Contract: ``run`` always returns a dict with ``exit_status`` and ``eval_report`` for ``sample.metadata``, and with
-``reward`` only when the episode is a verdict on the policy (``nemogym_contract.EXIT_STATUSES``). It raises nothing but
-``CancelledError``. ``/run`` starts an episode and is not idempotent: it is sent again only when it cannot have been
-delivered.
+Contract: ``run`` always returns a dict with ``exit_status`` and ``eval_report`` for ``sample.metadata``, with
+``agent_metrics`` as far as they were measured, and with ``reward`` only when the episode is a verdict on the policy
+(``nemogym_contract.EXIT_STATUSES``). It raises nothing but ``CancelledError``. ``abort`` ends every ``run`` at once.
+
+1. An episode waits for a place on a server (``nemogym_servers``). Its clock starts when it has one.
+2. ``/run`` starts an episode and is not idempotent. It is sent again only when it cannot have been delivered, and once
+   more when the server says that the sandbox could not be created: no model call was made yet.
+3. Neither a timeout nor an abort stops an episode on the server. Its request stays open in the background until the
+   server has answered, and its place and its folder stay taken.
+4. A timeout is a verdict only on a server that works: it answers ``/health``, and another of its episodes was graded
+   meanwhile or it had no other, the latter once until it has graded again.
 
 Environment, read at every call:
-  NEMO_GYM_URL                URL of the agent server (default http://localhost:12000)
+  NEMO_GYM_URL                URL of the agent server, or several, comma-separated (default http://localhost:12000)
   NEMO_GYM_RUN_TIMEOUT        seconds one episode may take (default 3600); must outlast the server's own limits
+  NEMO_GYM_DRAIN_TIMEOUT      seconds for which a given-up episode keeps its place (default 2400, the server's
+                              step_timeout + eval_timeout)
+  NEMO_GYM_MAX_CONCURRENCY    episodes at a time on each server (default 64)
+  NEMO_GYM_OUTAGE_WAIT        seconds for which episodes wait while every server is failing (default 1800)
   MILES_ROUTER_EXTERNAL_HOST  host under which the agent server reaches the session server; unset, only a wildcard
                               host (0.0.0.0, ::) is replaced, by the local address that routes to the agent server
 
@@ -22,57 +33,46 @@ Needs aiohttp >= 3.12 and nothing of Miles. Try it with a task row and a policy 
 """
 
 import asyncio
-import atexit
+import contextlib
 import functools
-import heapq
-import itertools
 import json
 import logging
 import math
 import os
 import random
-import secrets
 import socket
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 from nemogym_contract import (
     AGENT_OWNED_KEYS,
     EXIT_STATUSES,
     Outcome,
     build_policy_base_url,
-    build_responses_create_params,
     build_run_request,
     join_url,
+    name_episode,
     read_run_response,
     wildcard_ip_version,
     without_userinfo,
 )
+from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answers, post
+from nemogym_metrics import TALLY
+from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
-__all__ = [
-    "ConnectionLost",
-    "NotDelivered",
-    "build_responses_create_params",
-    "post_json",
-    "run",
-    "run_episode",
-    "run_timeout_s",
-    "server_url",
-]
+__all__ = ["Settings", "abort", "reachable_policy_url", "run", "run_episode"]
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_URL = "http://localhost:12000"
-_DEFAULT_TIMEOUT_S = 3600.0
-
 _ATTEMPTS = 3
 _BACKOFF_S = (1.0, 5.0)
-_CONNECT_TIMEOUT_S = 30.0
-# NATs and load balancers forget a silent connection after about four minutes; a /run is silent until it answers.
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 30, 5
+
+
+# --- what Miles calls -----------------------------------------------------------
 
 
 async def run(
@@ -91,31 +91,68 @@ async def run(
         metadata: the task, SWE-bench fields at top level.
 
     Returns:
-        ``{"exit_status", "eval_report"}``, and ``"reward"`` when there is a verdict.
+        ``{"exit_status", "eval_report"}``, ``"agent_metrics"`` when some were measured, and ``"reward"`` when there is a
+        verdict.
+
+    Raises:
+        asyncio.CancelledError: this call was cancelled.
     """
+    episode = asyncio.create_task(_run_for_session(base_url, metadata or {}, request_kwargs or {}))
+    _alive[episode] = asyncio.get_running_loop()
     try:
-        outcome = await _run_for_session(base_url, metadata or {}, request_kwargs or {})
+        # Its own task, and waited for like this, abort() can cancel it without cancelling the sample's task, which
+        # would make the whole rollout raise.
+        await asyncio.wait({episode})
+    finally:
+        _alive.pop(episode, None)
+        episode.cancel()
+    outcome = _outcome_of(episode)
+    TALLY.add(outcome)
+    return outcome.as_metadata()
+
+
+async def abort(args: Any) -> None:
+    """Make every ``run`` of this process return at once, as ``Aborted`` (agent abort hook of miles/utils/misc.py).
+
+    Args:
+        args: unused.
+    """
+    for episode, loop in list(_alive.items()):
+        with contextlib.suppress(RuntimeError):  # that loop has ended
+            loop.call_soon_threadsafe(episode.cancel)
+
+
+# Weak: of a loop that ends without cancelling its tasks nothing is kept.
+_alive: MutableMapping[asyncio.Task, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
+
+
+def _outcome_of(episode: asyncio.Task) -> Outcome:
+    try:
+        return episode.result()
+    except asyncio.CancelledError:
+        return Outcome("Aborted", detail="abort() was called")
     except Exception as error:
         # Raising would lose the exit status; Miles would train the recorded turns with whatever reward the row has.
         logger.exception("NeMo Gym episode failed in the connector")
-        outcome = Outcome("UnknownError", detail=repr(error))
-    return outcome.as_metadata()
+        return Outcome("UnknownError", detail=repr(error))
 
 
 async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs: Mapping[str, Any]) -> Outcome:
     try:
-        timeout_s, server = run_timeout_s(), server_url()
+        settings = Settings.from_environment()
     except ValueError as error:
         _error_once(str(error))
         return Outcome("UnknownError", detail=str(error))
     try:
-        policy_base_url = await _reachable_policy_url(base_url, server)
+        build_policy_base_url(base_url, external_host=settings.external_host)
     except ValueError as error:
         return _logged(Outcome("PolicyEndpointError", detail=f"session URL: {error}"), row)
     _warn_agent_owned(frozenset(key for key in AGENT_OWNED_KEYS if request_kwargs.get(key) is not None))
-    return await run_episode(
-        row, request_kwargs=request_kwargs, server=server, timeout_s=timeout_s, policy_base_url=policy_base_url
-    )
+    try:
+        request = build_run_request(row, request_kwargs)
+    except ValueError as error:
+        return _logged(Outcome("UngradableInstance", detail=str(error)), row)
+    return await _run_to_its_end(_Episode(row=row, request=request, settings=settings, session_url=base_url))
 
 
 async def run_episode(
@@ -128,7 +165,7 @@ async def run_episode(
     policy_api_key: str | None = None,
     golden: bool = False,
 ) -> Outcome:
-    """One episode of one task: build the request, post it once, read the answer. Shared by training and scan.
+    """One episode outside of training, for scans: as in ``run``, but at once, whatever the others met, and sent once.
 
     Args:
         row: the task, SWE-bench fields.
@@ -142,70 +179,254 @@ async def run_episode(
     Returns:
         An Outcome for everything that can go wrong on the way or on the server.
     """
-    slot = _take_slot()
+    settings = Settings(servers=(server,), timeout_s=timeout_s, limits=Limits(), sandbox_attempts=1)
     try:
-        request = build_run_request(
-            row, request_kwargs, policy_base_url, policy_api_key, episode=f"{_RUN_TOKEN}-{slot}"
-        )
-        url = join_url(server, "run")
+        join_url(server, "run")
+        request = build_run_request(row, request_kwargs, policy_base_url, policy_api_key)
     except ValueError as error:
-        _free_slot(slot)
         return _logged(Outcome("UngradableInstance", detail=str(error)), row)
-    # A slot names a folder on the server. It is taken again only after the server is known to be done with it:
-    # neither a timeout nor a lost connection nor a cancellation stops an episode there.
+    return await _run_to_its_end(_Episode(row=row, request=request, settings=settings, golden=golden))
+
+
+# --- one episode ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """``session_url``: the sample's session, as Miles knows it; None leaves the request's policy as it is."""
+
+    row: Mapping[str, Any]
+    request: dict[str, Any]
+    settings: "Settings"
+    session_url: str | None = None
+    golden: bool = False
+
+
+async def _run_to_its_end(episode: _Episode) -> Outcome:
+    """Wait for a place and deliver there; again only where no model call can have been made."""
+    settings, pool = episode.settings, pool_of(episode.settings.servers, episode.settings.limits)
+    tried: set[str] = set()
+    refusals = sandbox_failures = 0
+    while True:
+        try:
+            place = await pool.admit(
+                instance=episode.request["instance_id"],
+                image=episode.request["image_name"],
+                limits=settings.limits,
+                avoid=tried,
+                first=refusals > 0,
+            )
+        except OutageError as error:
+            return error.outcome  # the pool has said it, once for all
+        tried.add(place.server.url)
+        try:
+            outcome = await _run_in_place(episode, place, pool)
+        except NotDelivered as error:
+            refusals += 1
+            if refusals >= _ATTEMPTS and not pool.is_worth_waiting_for(settings.limits):
+                return _logged(Outcome("ServerUnreachable", detail=str(error)), episode.row)
+            await asyncio.sleep(random.uniform(*_BACKOFF_S))
+            continue
+        sandbox_failures += outcome.exit_status == "SandboxUnavailable"
+        if outcome.exit_status == "SandboxUnavailable" and sandbox_failures < settings.sandbox_attempts:
+            continue
+        return _logged(outcome, episode.row)
+
+
+async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
+    """Deliver one ``/run`` and wait for its answer, at most for the episode's time.
+
+    Raises:
+        NotDelivered: the server has seen nothing of it.
+    """
+    settings, delivery = episode.settings, Delivery()
+    exchange: asyncio.Task | None = None
     try:
-        status, body = await post_json(url, request, timeout_s=timeout_s)
+        request = name_episode(episode.request, place.episode)
+        if episode.session_url is not None:
+            request["policy_base_url"] = await reachable_policy_url(episode.session_url, place.server.url, settings)
+        body = json.dumps(request).encode()
+        exchange = asyncio.create_task(post(join_url(place.server.url, "run"), body, delivery))
+        await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
+        if exchange.done():
+            outcome = _read_answer(exchange, episode)
+        elif delivery.connected:
+            outcome = await _out_of_time(place, pool, settings)
+        else:
+            raise NotDelivered(f"no connection to {without_userinfo(place.server.url)} in {settings.timeout_s:g} s")
+        total_time = round(time.monotonic() - place.started, 3)
+        outcome = replace(outcome, agent_metrics={**outcome.agent_metrics, "total_time": total_time})
+        pool.ended(place, outcome, settings.limits)
+        return outcome
     except NotDelivered as error:
-        _free_slot(slot)
-        return _logged(Outcome("ServerUnreachable", detail=str(error)), row)
+        pool.refused(place, Outcome("ServerUnreachable", detail=str(error)), settings.limits)
+        raise
+    except asyncio.CancelledError:
+        pool.ended(place, Outcome("Aborted"), settings.limits)
+        raise
+    except Exception as error:
+        pool.ended(place, Outcome("UnknownError", detail=repr(error)), settings.limits)
+        raise
+    finally:
+        _leave(episode, place, pool, exchange, delivery)
+
+
+def _read_answer(exchange: asyncio.Task, episode: _Episode) -> Outcome:
+    try:
+        status, body = exchange.result()
     except ConnectionLost as error:
-        return _logged(Outcome("ServerUnreachable", detail=str(error)), row)
-    except asyncio.TimeoutError:
-        return _logged(Outcome("TimeLimitExceeded", 0.0, detail=f"no answer within {timeout_s:g} s"), row)
-    _free_slot(slot)
-    return _logged(read_run_response(status, body, row, golden=golden), row)
+        return Outcome("ServerUnreachable", detail=str(error))
+    except BadAnswer as error:
+        return Outcome("ServerError", detail=str(error))
+    return read_run_response(status, body, episode.row, golden=episode.golden)
+
+
+async def _out_of_time(place: Place, pool: Pool, settings: "Settings") -> Outcome:
+    url, waited = place.server.url, f"no answer from {without_userinfo(place.server.url)} in {settings.timeout_s:g} s"
+    if not pool.worked_during(place):
+        return Outcome("ServerUnreachable", detail=f"{waited}, nor did it grade any other episode meanwhile")
+    if not await answers(join_url(url, "health")):
+        return Outcome("ServerUnreachable", detail=f"{waited}, nor from its /health")
+    return Outcome("TimeLimitExceeded", 0.0, detail=waited)
+
+
+def _leave(episode: _Episode, place: Place, pool: Pool, exchange: asyncio.Task | None, delivery: Delivery) -> None:
+    """Free the place; where the server may still be running the episode, once it has answered."""
+    if exchange is None or not (exchange.done() or delivery.connected):
+        if exchange is not None:
+            exchange.cancel()
+        pool.left(place)
+    elif exchange.done():
+        pool.left(place, reusable=not isinstance(_error_of(exchange), ConnectionLost))
+    else:
+        draining = asyncio.create_task(_drain(episode, place, pool, exchange))
+        _draining.add(draining)
+        draining.add_done_callback(_draining.discard)
+
+
+async def _drain(episode: _Episode, place: Place, pool: Pool, exchange: asyncio.Task) -> None:
+    answered = False
+    try:
+        await asyncio.wait({exchange}, timeout=episode.settings.drain_timeout_s)
+        answered = exchange.done() and not isinstance(_error_of(exchange), ConnectionLost)
+        if answered and (outcome := _read_answer(exchange, episode)).reward is not None:
+            pool.ended(place, outcome, episode.settings.limits)  # too late for its sample, but the server works
+    finally:
+        exchange.cancel()
+        pool.left(place, reusable=answered)
+
+
+_draining: set[asyncio.Task] = set()
+
+
+def _error_of(exchange: asyncio.Task) -> BaseException | None:
+    return None if exchange.cancelled() else exchange.exception()
 
 
 # --- environment ----------------------------------------------------------------
 
 
-def server_url() -> str:
-    """NEMO_GYM_URL.
+@dataclass(frozen=True)
+class Settings:
+    """What the environment sets; times in seconds.
 
-    Raises:
-        ValueError: it is no http(s) URL with a host.
+    Attributes:
+        servers: URLs of the agent servers.
+        timeout_s: time of one episode, from admission.
+        drain_timeout_s: time for which a given-up episode keeps its place.
+        limits: see ``nemogym_servers``.
+        sandbox_attempts: how often ``/run`` is sent in all where the sandbox cannot be created.
+        external_host: host that replaces the session URL's; empty for none.
     """
-    url = os.environ.get("NEMO_GYM_URL", "").strip() or _DEFAULT_URL
+
+    servers: tuple[str, ...] = ("http://localhost:12000",)
+    timeout_s: float = 3600.0
+    drain_timeout_s: float = 2400.0
+    limits: Limits = Limits(concurrency=64, outage_wait_s=1800.0)
+    sandbox_attempts: int = 2
+    external_host: str = ""
+
+    @classmethod
+    def from_environment(cls) -> "Settings":
+        """Read the variables of the module's docstring; one that is unset or empty has its default.
+
+        Raises:
+            ValueError: one has a value that cannot be worked with; it is named.
+        """
+        return cls(
+            servers=_servers_of(os.environ.get("NEMO_GYM_URL", "").strip() or cls.servers[0]),
+            timeout_s=_seconds("NEMO_GYM_RUN_TIMEOUT", cls.timeout_s),
+            drain_timeout_s=_seconds("NEMO_GYM_DRAIN_TIMEOUT", cls.drain_timeout_s),
+            limits=Limits(
+                concurrency=_count("NEMO_GYM_MAX_CONCURRENCY", cls.limits.concurrency),
+                outage_wait_s=_seconds("NEMO_GYM_OUTAGE_WAIT", cls.limits.outage_wait_s),
+            ),
+            external_host=_external_host(),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _servers_of(text: str) -> tuple[str, ...]:
+    urls: dict[tuple, str] = {}
     try:
-        join_url(url, "run")
+        for url in filter(None, map(str.strip, text.split(","))):
+            run = urlsplit(join_url(url, "run"))
+            urls.setdefault((run.hostname, run.port or run.scheme, run.path, run.query), url)
     except ValueError as error:
         raise ValueError(f"NEMO_GYM_URL: {error}") from None
-    return url
+    if not urls:
+        raise ValueError(f"NEMO_GYM_URL: expected URLs of agent servers, comma-separated, found {text!r}")
+    return tuple(urls.values())
 
 
-def run_timeout_s() -> float:
-    """NEMO_GYM_RUN_TIMEOUT in seconds.
+def _external_host() -> str:
+    host = os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()
+    try:
+        build_policy_base_url("http://any", external_host=host)
+    except ValueError as error:
+        raise ValueError(f"MILES_ROUTER_EXTERNAL_HOST: {error}") from None
+    return host
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name, "").strip()
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name}: expected seconds as a number above 0, found {text!r}")
+    return seconds
+
+
+def _count(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
+    try:
+        count = int(text) if text else default
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{name}: expected a whole number of at least 1, found {text!r}")
+    return count
+
+
+# --- addresses ------------------------------------------------------------------
+
+
+async def reachable_policy_url(session_url: str, server: str, settings: Settings) -> str:
+    """The URL under which an agent server is to reach a session: its ``policy_base_url``, in training and in preflight.
+
+    Args:
+        session_url: ``http://host:port/sessions/<id>``; a wildcard host stays where no local address routes to ``server``.
+        server: URL of the agent server.
+        settings: for the external host.
 
     Raises:
-        ValueError: it is not a finite number above 0.
+        ValueError: not an http(s) URL with a host, or the external host is more than a host.
     """
-    text = os.environ.get("NEMO_GYM_RUN_TIMEOUT", "").strip()
-    if not text:
-        return _DEFAULT_TIMEOUT_S
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = math.nan
-    if not math.isfinite(timeout_s) or timeout_s <= 0:
-        raise ValueError(f"NEMO_GYM_RUN_TIMEOUT: expected seconds as a number above 0, found {text!r}")
-    return timeout_s
-
-
-async def _reachable_policy_url(session_url: str, server: str) -> str:
-    external_host = os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()
-    ip_version = None if external_host else wildcard_ip_version(session_url)
+    ip_version = None if settings.external_host else wildcard_ip_version(session_url)
     local_address = await _local_address_towards(server, ip_version) if ip_version else None
-    return build_policy_base_url(session_url, external_host=external_host, local_address=local_address)
+    return build_policy_base_url(session_url, external_host=settings.external_host, local_address=local_address)
 
 
 async def _local_address_towards(server: str, ip_version: int) -> str | None:
@@ -226,138 +447,6 @@ async def _local_address_towards(server: str, ip_version: int) -> str | None:
             continue
     logger.warning("no local IPv%d address routes to %s: its host stays as it is", ip_version, url.hostname)
     return None
-
-
-# --- episode slots --------------------------------------------------------------
-
-_RUN_TOKEN = secrets.token_hex(4)
-_new_slots = itertools.count()
-_free_slots: list[int] = []
-
-
-def _take_slot() -> int:
-    try:
-        return heapq.heappop(_free_slots)
-    except IndexError:
-        return next(_new_slots)
-
-
-def _free_slot(slot: int) -> None:
-    heapq.heappush(_free_slots, slot)
-
-
-# --- HTTP -----------------------------------------------------------------------
-
-
-class NotDelivered(ConnectionError):
-    """No connection was made: the server has seen nothing of the request."""
-
-
-class ConnectionLost(ConnectionError):
-    """The connection ended without an answer: the server may have started the episode."""
-
-
-async def post_json(url: str, payload: Any, timeout_s: float | None = None) -> tuple[int, bytes]:
-    """POST ``payload``; repeated only while no connection could be made, three attempts in all.
-
-    Args:
-        url: http(s) URL; redirects are not followed.
-        payload: JSON-serialisable.
-        timeout_s: seconds for everything, connecting and backing off included; None waits for ever.
-
-    Returns:
-        HTTP status and body.
-
-    Raises:
-        NotDelivered: refused, DNS, connect timeout, or ``timeout_s`` was over before there was a connection.
-        ConnectionLost: the connection broke after it was made.
-        asyncio.TimeoutError: no complete answer within ``timeout_s``.
-    """
-    data = json.dumps(payload).encode()
-    deadline = time.monotonic() + timeout_s if timeout_s is not None else math.inf
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return await _post_once(url, data, deadline)
-        except NotDelivered:
-            pause_s = random.uniform(*_BACKOFF_S)
-            if attempt == _ATTEMPTS or time.monotonic() + pause_s >= deadline:
-                raise
-            await asyncio.sleep(pause_s)
-    raise AssertionError("unreachable")
-
-
-async def _post_once(url: str, data: bytes, deadline: float) -> tuple[int, bytes]:
-    connected = asyncio.Event()
-    left_s = None if deadline == math.inf else max(deadline - time.monotonic(), 0.0)
-    try:
-        return await asyncio.wait_for(_exchange(url, data, connected), timeout=left_s)
-    except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-        found = f"{without_userinfo(url)}: {error or type(error).__name__}"
-        if not connected.is_set():
-            raise NotDelivered(f"no connection to {found}") from error
-        if isinstance(error, asyncio.TimeoutError):
-            raise
-        raise ConnectionLost(f"connection lost to {found}") from error
-
-
-async def _exchange(url: str, data: bytes, connected: asyncio.Event) -> tuple[int, bytes]:
-    headers = {"Content-Type": "application/json"}
-    async with _session().post(
-        url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=connected
-    ) as response:
-        return response.status, await response.read()
-
-
-_sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-
-
-def _session() -> aiohttp.ClientSession:
-    """The running event loop's client session: thousands of requests stay open at a time, and none is pooled.
-
-    A session holds its loop, so weak keys would never be dropped: sessions of closed loops are dropped here.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _sessions:
-        for stale in [known for known in _sessions if known.is_closed()]:
-            _sessions.pop(stale).detach()
-        _sessions[loop] = _new_session()
-    return _sessions[loop]
-
-
-def _new_session() -> aiohttp.ClientSession:
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_end.append(_mark_connected)
-    return aiohttp.ClientSession(
-        # An idle connection is one the server may be closing just as the next /run is written to it.
-        connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_keepalive_socket),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[trace],
-        # The agent server is inside the cluster; a proxy from the environment is not on the way to it.
-        trust_env=False,
-    )
-
-
-async def _mark_connected(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
-    context.trace_request_ctx.set()
-
-
-def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    sock = socket.socket(family=family, type=kind, proto=protocol)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))  # macOS has the second name
-    if idle is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, idle, _KEEPALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
-    return sock
-
-
-@atexit.register
-def _detach_sessions() -> None:
-    for session in _sessions.values():
-        session.detach()
 
 
 # --- log ------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 Pure: no I/O, no environment variables, standard library only. The connector, the scan and the tests all use it, so
 every rule about the wire is here once.
 
-    request    build_run_request(row, request_kwargs, policy_base_url, episode=...)  -> body of POST /run
-    response   read_run_response(status, body, row)                                  -> Outcome
+    request    build_run_request(row, request_kwargs, policy_base_url)  -> body of POST /run
+    response   read_run_response(status, body, row)                     -> Outcome
 
 A reward is a verdict on the policy. What the policy cannot have caused is not a verdict: such an Outcome has an
 ``exit_status`` and no reward. ``EXIT_STATUSES`` is the only table of statuses.
@@ -17,9 +17,10 @@ import ast
 import ipaddress
 import json
 import math
+import numbers
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -37,22 +38,26 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
     "Submitted": ExitStatus(True, "graded after the agent submitted"),
     "LimitsExceeded": ExitStatus(True, "graded although the agent never submitted"),
     "ContextLengthExceeded": ExitStatus(True, "the conversation outgrew the model's context"),
-    "TimeLimitExceeded": ExitStatus(True, "the episode took longer than NEMO_GYM_RUN_TIMEOUT"),
+    "TimeLimitExceeded": ExitStatus(True, "longer than NEMO_GYM_RUN_TIMEOUT, on a server that works"),
     "NoTestsRan": ExitStatus(True, "graded without an error, but not one test was reported"),
     "TestsSkipped": ExitStatus(True, "graded 1.0, but not every FAIL_TO_PASS test was seen to pass"),
     "SandboxFailed": ExitStatus(True, "the sandbox died under the agent's commands"),
     "SandboxUnavailable": ExitStatus(False, "the sandbox could not be created: image, engine, disk or quota"),
-    "ServerUnreachable": ExitStatus(False, "the agent server could not be reached, or the connection was lost"),
+    "ServerUnreachable": ExitStatus(False, "refused, connection lost, or silence on a server that does not work"),
     "ServerError": ExitStatus(False, "the agent server's answer is not a graded episode"),
     "PolicyEndpointError": ExitStatus(False, "the policy endpoint failed the agent"),
     "UngradableInstance": ExitStatus(False, "the task is one that cannot be sent or graded"),
     "GoldenServer": ExitStatus(False, "the agent server runs gold patches instead of the policy"),
     "PolicyServer": ExitStatus(False, "the agent server runs a policy where gold patches were expected"),
+    "Aborted": ExitStatus(False, "Miles called abort()"),
     "UnknownError": ExitStatus(False, "a failure this connector does not know"),
 }
 
 # Set by the grade itself; every other verdict is a fixed 0.0.
 GRADED_STATUSES = frozenset({"Submitted", "LimitsExceeded"})
+
+# No verdict, and yet nothing against the server: the caller's own act, and a task that its grader does not know.
+_BLAMELESS_STATUSES = frozenset({"Aborted", "UngradableInstance"})
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,25 @@ class Outcome:
         reward: the verdict, or None when there is none.
         eval_report: the ``metadata`` of the server's response: the SWE-bench report and the patch, or the error.
         detail: what was found, for the log; never sent to training.
+        agent_metrics: what was measured, each absent when unknown: ``turns`` (replies of the model in the transcript;
+            NeMo Gym drops those without a tool call), ``tool_calls``, ``tampered`` (see ``tampered_files``) and
+            ``total_time``, seconds from admission to the end.
     """
 
     exit_status: str
     reward: float | None = None
     eval_report: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
+    agent_metrics: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if EXIT_STATUSES[self.exit_status].is_verdict != (self.reward is not None):
             raise ValueError(f"{self.exit_status} with reward {self.reward!r}: a reward goes with a verdict only")
+
+    @property
+    def blames_server(self) -> bool:
+        """Whether it speaks for an outage: no verdict, for a reason that the next task may meet too."""
+        return self.reward is None and self.exit_status not in _BLAMELESS_STATUSES
 
     def as_metadata(self) -> dict[str, Any]:
         """The dict Miles merges into ``sample.metadata``: without a verdict it has no ``reward`` key.
@@ -84,6 +98,8 @@ class Outcome:
         metadata: dict[str, Any] = {"exit_status": self.exit_status, "eval_report": self.eval_report}
         if self.reward is not None:
             metadata["reward"] = self.reward
+        if self.agent_metrics:
+            metadata["agent_metrics"] = self.agent_metrics
         return metadata
 
 
@@ -146,8 +162,8 @@ def wildcard_ip_version(url: str) -> int | None:
 
 
 def without_userinfo(url: str) -> str:
-    """``url`` as it may be logged: a ``user:password@`` part is left out."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    """``url`` as it may be logged: a ``user:password@`` part is left out, however it is written."""
+    return re.sub(r"//.*@", "//", url)
 
 
 def _split_url(url: str) -> SplitResult:
@@ -158,6 +174,8 @@ def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url.strip())
         host, _ = parts.hostname, parts.port
+        (host or "").encode("idna")  # a name that no resolver takes
+        url.encode()
     except ValueError as error:
         raise ValueError(f"{expected}; found {shown!r} ({error})") from None
     if parts.scheme not in ("http", "https") or not host:
@@ -277,21 +295,16 @@ def build_run_request(
     request_kwargs: Mapping[str, Any] | None,
     policy_base_url: str | None = None,
     policy_api_key: str | None = None,
-    *,
-    episode: str,
 ) -> dict[str, Any]:
     """Body of ``POST /run``: the task's fields at top level, beside the connector's own.
 
-    The server keeps one configuration file per subset and instance, which concurrent episodes of one instance
-    overwrite for each other; so ``subset`` becomes ``<subset>-<episode>``. It also derives the image from the subset,
-    so ``image_name`` is always sent.
+    The server derives the image from the subset, which ``name_episode`` changes: so ``image_name`` is always in it.
 
     Args:
         row: SWE-bench instance fields, as they ride in ``sample.metadata``. Only JSON values.
         request_kwargs: sampling settings, see ``build_responses_create_params``.
         policy_base_url: OpenAI-compatible URL the agent calls; None leaves the server's own policy in place.
         policy_api_key: bearer token for it.
-        episode: id unique among the episodes alive on any server, ``[A-Za-z0-9][A-Za-z0-9._-]*``.
 
     Raises:
         ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name; or a field is not JSON.
@@ -304,12 +317,12 @@ def build_run_request(
     subset = _checked_folder_name(_default_if_none(row.get("subset"), _DEFAULT_SUBSET), name="subset")
     task = {key: value for key, value in row.items() if key not in NOT_FORWARDED}
     for key, value in task.items():
-        _check_json(value, name=f"row field {key!r}")
+        _check_json({key: value}, name=f"row field {key!r}")
 
     request = {
         **task,
         "instance_id": instance_id,
-        "subset": _checked_folder_name(f"{subset}-{episode}", name="subset with its episode"),
+        "subset": subset,
         "split": _default_if_none(row.get("split"), _DEFAULT_SPLIT),
         "image_name": str(row.get("image_name") or _default_image(instance_id, subset)),
         "responses_create_params": build_responses_create_params(request_kwargs),
@@ -319,6 +332,19 @@ def build_run_request(
     if policy_api_key is not None:
         request["policy_api_key"] = policy_api_key
     return request
+
+
+def name_episode(request: dict[str, Any], episode: str) -> dict[str, Any]:
+    """The request with a folder of its own on the server: ``subset`` becomes ``<subset>-<episode>``.
+
+    The server keeps one configuration file per subset and instance, which concurrent episodes of one instance overwrite
+    for each other (app.py, ``run``).
+
+    Args:
+        request: as ``build_run_request`` makes it.
+        episode: id unique among the episodes alive on any server, ``[A-Za-z0-9._-]+``.
+    """
+    return {**request, "subset": f"{request['subset']}-{episode}"}
 
 
 def _default_image(instance_id: str, subset: str) -> str:
@@ -339,9 +365,9 @@ def _check_json(value: Any, *, name: str) -> None:
     if isinstance(value, str):
         return  # most of a row; encoding 20 KB of it only to see takes longer than all else here
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"expected {name} to be JSON, found {type(value).__name__}: {error}") from None
+        raise ValueError(f"expected {name} to be JSON: {error}") from None
 
 
 def _default_if_none(value: Any, default: Any) -> Any:
@@ -354,6 +380,7 @@ _EXCEPTION_LINE = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:\((\w+)\))?(?::\s|:?$)")
 _RAY_WRAPPER = re.compile(r"^ray\.exceptions\.RayTaskError\((\w+)\)", re.MULTILINE)
 _MAKE_TEST_SPEC_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in make_test_spec$', re.MULTILINE)
 
+_LITELLM = "litellm."
 _SANDBOX_NOT_CREATED = re.compile(r"\w*Create\w*Error|E2BTemplateBuildError")
 _POLICY_API_ERRORS = frozenset(
     {
@@ -375,6 +402,10 @@ _POLICY_API_ERRORS = frozenset(
         "UnprocessableEntityError",
     }
 )
+
+
+# Set on answers of NeMo Gym whose sample it would not train.
+_FAILURE_FLAGS = ("mask_sample", "failure_kind", "error")
 
 
 def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *, golden: bool = False) -> Outcome:
@@ -402,13 +433,15 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
     if reward is None:
         found = repr(answer["reward"]) if "reward" in answer else "none"
         return Outcome("ServerError", eval_report=report, detail=f"expected a finite reward, found {found[:200]}")
+    if not report and not isinstance(answer.get("response"), dict):
+        return Outcome("ServerError", detail=f"expected a report or a transcript with the reward: {_excerpt(body)}")
 
     if report.get("error") is not None or report.get("traceback") is not None:
         return _read_failure(report)
-    if answer.get("mask_sample") is True:
-        kind = answer.get("failure_kind")
-        return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample, failure_kind {kind}")
-    return _read_grade(reward, report, answer.get("response"), row, golden=golden)
+    if flags := {key: answer[key] for key in _FAILURE_FLAGS if answer.get(key)}:
+        return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample: {flags}"[:500])
+    outcome = _read_grade(reward, report, answer.get("response"), row, golden=golden)
+    return outcome if golden else replace(outcome, agent_metrics=_agent_metrics(answer.get("response"), report))
 
 
 def _read_failure(report: dict[str, Any]) -> Outcome:
@@ -430,7 +463,7 @@ def _classify_exception(exception: str, trace: str) -> str:
         return "SandboxUnavailable"
     if name == "KeyError" and _MAKE_TEST_SPEC_FRAME.search(trace):
         return "UngradableInstance"
-    if exception.startswith("litellm.") or name in _POLICY_API_ERRORS:
+    if exception.startswith(_LITELLM) or name in _POLICY_API_ERRORS:
         return "PolicyEndpointError"
     return "UnknownError"
 
@@ -444,14 +477,16 @@ def exception_class(trace: str) -> str:
     - the message may quote the agent's own output, down to something that looks like an exception line. Ray names the
       class once more, before any message: ``ray.exceptions.RayTaskError(<class>): ray::...``; where it does, a last
       line that disagrees is taken for part of the message. (An exception Ray could not unpickle, such as litellm's,
-      has ``UnserializableException`` there instead, and the worker's traceback follows.)
+      has ``UnserializableException`` there instead, and the worker's traceback follows: of that a litellm class at the
+      end of the last frame block outweighs the last line.)
     """
     lines = trace.rstrip().splitlines()
     wrapper = _RAY_WRAPPER.search(_outer_exception_line(lines))
     last = _exception_of(lines[-1]) if lines else ""
     if wrapper:
         return last if last.rpartition(".")[2] == wrapper[1] else wrapper[1]
-    return last or _exception_of(_line_after_last_frame(lines))
+    after_frames = _exception_of(_line_after_last_frame(lines))
+    return after_frames if after_frames.startswith(_LITELLM) else last or after_frames
 
 
 def _outer_exception_line(lines: list[str]) -> str:
@@ -551,8 +586,65 @@ def _ends_with_unanswered_call(output: Any) -> bool:
     return isinstance(last, dict) and last.get("type") == "function_call"
 
 
+def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    output = _as_dict(response).get("output")
+    if isinstance(output, list):
+        kinds = [item.get("type") for item in output if isinstance(item, dict)]
+        metrics["tool_calls"] = kinds.count("function_call")
+        if kinds:
+            answered = [kind == "function_call_output" for kind in kinds]
+            metrics["turns"] = sum(
+                not now and before for before, now in zip([True, *answered], answered, strict=False)
+            )
+    patch = report.get("model_patch")
+    if isinstance(patch, str) and patch.strip():
+        metrics["tampered"] = bool(tampered_files(patch))
+    return metrics
+
+
+_DIFF_PATH = re.compile(
+    r'^(?:--- "?a/|\+\+\+ "?b/|rename (?:from|to) "?|diff --git "?a/)(.+?)"?(?: "?b/.*)?$', re.MULTILINE
+)
+_RUNNER_FILES = frozenset(
+    {
+        "conftest.py",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+        "runtests.py",
+    }
+)
+_TEST_FILE = re.compile(r"test_.*|.*_tests?\.\w+|tests?\.py|.*\.pth")
+_TEST_FOLDERS = frozenset({"test", "tests", "testing"})
+
+
+def tampered_files(patch: str) -> list[str]:
+    """Files of a patch that can change what its own tests say: tests, conftest, sitecustomize, the runner's configuration.
+
+    A count for people, no verdict: a good patch may well add tests.
+
+    Args:
+        patch: a unified diff with ``a/`` and ``b/`` prefixes, as git writes it.
+
+    Returns:
+        Their paths, each once, in order.
+    """
+    paths = dict.fromkeys(match[1].strip() for match in _DIFF_PATH.finditer(patch))
+    return [path for path in paths if _is_of_the_tests(path)]
+
+
+def _is_of_the_tests(path: str) -> bool:
+    *folders, name = path.lower().split("/")
+    return name in _RUNNER_FILES or not _TEST_FOLDERS.isdisjoint(folders) or bool(_TEST_FILE.fullmatch(name))
+
+
 def _finite_number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:
         number = float(value)
@@ -573,5 +665,5 @@ def _message(text: str, exception: str) -> str:
 
 
 def _excerpt(body: bytes | str) -> str:
-    text = body.decode(errors="replace") if isinstance(body, bytes) else body
+    text = body[:800].decode(errors="replace") if isinstance(body, bytes) else body
     return repr(text[:200]) if text else "an empty body"

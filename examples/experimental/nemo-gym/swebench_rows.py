@@ -317,7 +317,7 @@ def _can_be_sent(task: Mapping[str, Any]) -> bool:
 
 
 def _request(task: Mapping[str, Any]) -> dict[str, Any]:
-    return build_run_request(task, request_kwargs=None, episode="check")
+    return build_run_request(task, request_kwargs=None)
 
 
 _GRADABLE = {

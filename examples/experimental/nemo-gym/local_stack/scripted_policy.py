@@ -60,12 +60,12 @@ class UnknownTask(Exception):
 
 def play_solve(task: dict[str, Any], messages: Messages) -> Turn:
     """The next turn of an episode that ends with the gold patch submitted."""
-    return _play_and_submit(task, messages, edit=f"git apply - <<'END_OF_PATCH'\n{task['patch']}\nEND_OF_PATCH")
+    return play_and_submit(task, messages, edit=f"git apply - <<'END_OF_PATCH'\n{task['patch']}\nEND_OF_PATCH")
 
 
 def play_wrong(task: dict[str, Any], messages: Messages) -> Turn:
     """The next turn of an episode that ends with a patch submitted that fixes nothing."""
-    return _play_and_submit(task, messages, edit=_wrong_edit(task))
+    return play_and_submit(task, messages, edit=_wrong_edit(task))
 
 
 def play_never_submit(task: dict[str, Any], messages: Messages) -> Turn:
@@ -90,7 +90,14 @@ PLAYED: dict[str, Callable[[dict[str, Any], Messages], Turn]] = {
 ROLES = (*PLAYED, "too-long", "crash", "hang")
 
 
-def _play_and_submit(task: dict[str, Any], messages: Messages, *, edit: str) -> Turn:
+def play_and_submit(task: dict[str, Any], messages: Messages, *, edit: str) -> Turn:
+    """The next turn of an episode that looks, edits, runs tests, writes the patch of the edit and submits it.
+
+    Args:
+        task: the SWE-bench instance.
+        messages: the conversation so far.
+        edit: bash text that edits the repository.
+    """
     answers = _answers(messages)
     if len(answers) == 0:
         return _look(task)
@@ -220,7 +227,7 @@ def make_app(tasks: list[dict[str, Any]], *, model: str = "model", api_key: str 
         if role == "too-long":
             return web.json_response(_context_error(_estimated_tokens(messages)), status=400)
         try:
-            turn = PLAYED[role](_find_task(tasks, messages), messages)
+            turn = PLAYED[role](find_task(tasks, messages), messages)
         except UnknownTask as error:
             raise _ApiError(400, str(error), code="unknown_task") from None
         return web.json_response(_completion(turn, messages, model=model))
@@ -263,8 +270,12 @@ async def _read_messages(request: web.Request, *, model: str) -> Messages:
     return messages
 
 
-def _find_task(tasks: list[dict[str, Any]], messages: Messages) -> dict[str, Any]:
-    """The task whose problem statement the conversation holds; the longest, where one holds another."""
+def find_task(tasks: list[dict[str, Any]], messages: Messages) -> dict[str, Any]:
+    """The task whose problem statement the conversation holds; the longest, where one holds another.
+
+    Raises:
+        UnknownTask: it holds none.
+    """
     said = "\n".join(_text(message) for message in messages if message.get("role") == "user")
     found = [task for task in tasks if task["problem_statement"].strip() in said]
     if not found:

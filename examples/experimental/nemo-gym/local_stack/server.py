@@ -29,6 +29,8 @@ _AGENT = "mini_swe_agent_2"
 _READY_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.5
+_STARTS = 2
+_RAY_TOO_SLOW = "The current node timed out during startup"
 _LOGS_KEPT = 10
 _SERVERS = (
     f"responses_api_agents/{_AGENT}",
@@ -160,9 +162,8 @@ def running_stack(paths: Paths, *, ports: Ports | None = None, options: Options 
     try:
         with lock:
             _fill_run_folder(run, paths=paths, ports=ports, options=options)
-            stack = _start(paths, run=run, lock=lock, ports=ports, concurrency=options.concurrency)
+            stack = _start_until_ready(paths, run=run, lock=lock, ports=ports, concurrency=options.concurrency)
         try:
-            _wait_until_ready(stack)
             yield stack
         finally:
             _stop(stack.keeper)
@@ -294,6 +295,22 @@ def _fill_run_folder(run: Path, *, paths: Paths, ports: Ports, options: Options)
         environment.symlink_to(paths.gym)
     config = gym_config(ports=ports, options=options, images=paths.images, environments=run / "environments")
     (run / "stack.yaml").write_text(json.dumps(config, indent=1))
+
+
+def _start_until_ready(paths: Paths, *, run: Path, lock: IO[str], ports: Ports, concurrency: int) -> Stack:
+    """Start NeMo Gym; once more where Ray gave up on a busy machine: it waits 30 s for itself, whatever is set."""
+    for attempt in range(_STARTS):
+        stack = _start(paths, run=run, lock=lock, ports=ports, concurrency=concurrency)
+        try:
+            _wait_until_ready(stack)
+            return stack
+        except BaseException as error:
+            _stop(stack.keeper)
+            is_last = attempt == _STARTS - 1
+            if is_last or not isinstance(error, StackError) or _RAY_TOO_SLOW not in str(error):
+                raise
+            print("Ray did not come up within its 30 s; starting NeMo Gym once more", file=sys.stderr, flush=True)
+    raise AssertionError("unreachable")
 
 
 def _start(paths: Paths, *, run: Path, lock: IO[str], ports: Ports, concurrency: int) -> Stack:

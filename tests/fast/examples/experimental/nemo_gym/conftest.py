@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -86,7 +87,8 @@ class StubServer:
     """A /run server in a thread of its own.
 
     Set ``on_run`` to a function of the request's body; what it returns is the answer, a coroutine is awaited. It may
-    call ``hang`` or ``drop``.
+    call ``hang`` or raise ``Drop``. ``in_flight`` and ``most_in_flight`` count the episodes it is at; ``healthy`` is
+    what ``/health`` says.
     """
 
     def __init__(self) -> None:
@@ -96,6 +98,8 @@ class StubServer:
         self.on_run: Callable[[dict[str, Any]], Answer | Awaitable[Answer]] = lambda body: graded_body()
         self.openapi: Answer = OPENAPI
         self.status = 200
+        self.healthy = True
+        self.in_flight = self.most_in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -113,30 +117,49 @@ class StubServer:
         """Raised by ``on_run`` to close the socket without an answer."""
 
     def close(self) -> None:
-        self._call(self._runner.cleanup())
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
         self._loop.close()
 
+    async def _end(self) -> None:
+        await self._runner.cleanup()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=10)
 
-    async def _start(self) -> int:
+    def restart(self) -> None:
+        """Accept connections again, on the port as before."""
+        self._call(self._start(self.port))
+
+    def stop(self) -> None:
+        """End every connection and refuse new ones."""
+        self._call(self._runner.cleanup())
+
+    async def _start(self, port: int = 0) -> int:
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         return self._runner.addresses[0][1]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/openapi.json"):
             return self._response(self.openapi)
+        if request.path.endswith("/health"):
+            return web.Response(status=200 if self.healthy else 503)
         body = await request.json()
         self.paths.append(request.path)
         self.headers.append(dict(request.headers))
         self.requests.append(copy.deepcopy(body))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             answer = self.on_run(body)
             if asyncio.iscoroutine(answer):
@@ -144,6 +167,8 @@ class StubServer:
         except StubServer.Drop:
             request.transport.close()
             return web.Response()
+        finally:
+            self.in_flight -= 1
         return self._response(answer)
 
     def _response(self, answer: Answer) -> web.StreamResponse:
@@ -161,7 +186,16 @@ def stub() -> Iterator[StubServer]:
     server.close()
 
 
+@pytest.fixture
+def stubs() -> Iterator[list[StubServer]]:
+    servers = [StubServer(), StubServer(), StubServer()]
+    yield servers
+    for server in servers:
+        server.close()
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NEMO_GYM_URL", "NEMO_GYM_RUN_TIMEOUT", "MILES_ROUTER_EXTERNAL_HOST"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [*os.environ]:
+        if name.startswith(("NEMO_GYM_", "MILES_ROUTER_")):
+            monkeypatch.delenv(name)

@@ -125,7 +125,7 @@ def _check_no_gold_patch(metadata, row, report) -> None:
 
 
 def _check_connector_fields(metadata, row, report) -> None:
-    request = build_run_request(metadata, None, policy_base_url="http://trainer/v1", policy_api_key="t", episode="e")
+    request = build_run_request(metadata, None, policy_base_url="http://trainer/v1", policy_api_key="t")
     sent = json.dumps(request)
     assert "elsewhere.invalid" not in sent and '"other"' not in sent and "reward" not in request
     assert request["policy_api_key"] == "t" and request["responses_create_params"] == {"input": []}
@@ -347,9 +347,9 @@ def test_output_is_what_the_scan_and_the_connector_read(tmp_path):
     read = load_rows(tmp_path / "prompts.jsonl", limit=None)
 
     assert read == [line["metadata"] for line in _lines(tmp_path / "prompts.jsonl")]
-    request = build_run_request(read[1], request_kwargs=None, episode="e1")
+    request = build_run_request(read[1], request_kwargs=None)
     assert request["image_name"] == "docker.io/xingyaoww/sweb.eval.x86_64.psf_s_requests-2:latest"
-    assert (request["subset"], request["split"]) == ("gym-e1", "train")
+    assert (request["subset"], request["split"]) == ("gym", "train")
 
 
 def test_same_input_gives_the_same_bytes_and_so_does_the_output_as_input(tmp_path):

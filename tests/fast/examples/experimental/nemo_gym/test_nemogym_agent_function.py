@@ -1,15 +1,18 @@
-"""The connector against a real /run server: what arrives there, how often, and what run() returns."""
+"""The connector against real /run servers: what arrives there, how often, when, and what run() returns."""
 
 import asyncio
-import gc
+import json
 import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import nemogym_agent_function as connector
+import nemogym_metrics
+import nemogym_servers
 import pytest
 from aiohttp import web
 
@@ -23,12 +26,42 @@ SESSION = "http://trainer:3000/sessions/0123abcd"
 def use_stub(stub, monkeypatch):
     monkeypatch.setenv("NEMO_GYM_URL", stub.url)
     monkeypatch.setattr(connector, "_BACKOFF_S", (0.15, 0.15))
+    monkeypatch.setattr(nemogym_servers, "_FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(connector, "TALLY", nemogym_metrics.Tally())
     connector._error_once.cache_clear()
     connector._warn_agent_owned.cache_clear()
 
 
 async def _run(base_url=SESSION, request_kwargs=None, metadata=ROW):
-    return await connector.run(base_url=base_url, prompt="", request_kwargs=request_kwargs, metadata=metadata)
+    """What run() returns, without its agent_metrics."""
+    result = await connector.run(base_url=base_url, prompt="", request_kwargs=request_kwargs, metadata=metadata)
+    return {key: value for key, value in result.items() if key != "agent_metrics"}
+
+
+def _row(number: int) -> dict:
+    return {**ROW, "instance_id": f"psf__requests-{number}"}
+
+
+async def _until(condition, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        await asyncio.sleep(0.01)
+
+
+class Gate:
+    """An ``on_run`` that holds every episode until it is opened, from any thread."""
+
+    def __init__(self, answer=graded_body) -> None:
+        self._open, self._answer = threading.Event(), answer
+
+    async def __call__(self, body):
+        while not self._open.is_set():
+            await asyncio.sleep(0.01)
+        return self._answer()
+
+    def open(self) -> None:
+        self._open.set()
 
 
 # --- the ordinary path ----------------------------------------------------------
@@ -50,6 +83,21 @@ async def test_one_episode(stub):
     }
 
 
+async def test_every_sampling_setting_arrives_once(stub):
+    settings = {"top_k": 20, "min_p": 0.1, "stop": ["x"], "seed": 7, "repetition_penalty": 1.2}
+    await _run(request_kwargs={**settings, "temperature": 1.0})
+    params = stub.requests[0]["responses_create_params"]
+    assert json.loads(params.pop("metadata")["extra_body"]) == settings
+    assert params == {"input": [], "temperature": 1.0}
+
+
+async def test_what_was_measured_of_an_episode_rides_along(stub):
+    stub.on_run = lambda body: asyncio.sleep(0.1, graded_body())
+    metrics = (await connector.run(SESSION, "", metadata=ROW))["agent_metrics"]
+    assert 0.1 <= metrics.pop("total_time") < 5
+    assert metrics == {"turns": 2, "tool_calls": 2, "tampered": False}
+
+
 @pytest.mark.parametrize("suffix, path", [("/", "/run"), ("/gym/", "/gym/run"), ("/run", "/run")])
 async def test_exactly_one_run_in_the_path(stub, monkeypatch, suffix, path):
     monkeypatch.setenv("NEMO_GYM_URL", stub.url + suffix)
@@ -66,20 +114,12 @@ async def test_a_proxy_in_the_environment_is_not_used(monkeypatch):
 
 
 async def test_concurrent_episodes_of_one_instance_have_folders_of_their_own(stub):
-    everyone = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    stub.on_run = gate = Gate()
+    episodes = [asyncio.create_task(_run()) for _ in range(8)]
+    await _until(lambda: len(stub.requests) == 8)
+    gate.open()
 
-    async def answer_when_all_are_in(body):
-        if len(stub.requests) == 8:
-            loop.call_soon_threadsafe(everyone.set)
-        while not everyone.is_set():
-            await asyncio.sleep(0.01)
-        return graded_body()
-
-    stub.on_run = answer_when_all_are_in
-    results = await asyncio.gather(*(_run() for _ in range(8)))
-
-    assert [result["reward"] for result in results] == [1.0] * 8
+    assert [(await episode)["reward"] for episode in episodes] == [1.0] * 8
     subsets = {request["subset"] for request in stub.requests}
     assert len(subsets) == 8 and all(subset.startswith("gym-") for subset in subsets)
     assert {request["image_name"] for request in stub.requests} == {
@@ -88,63 +128,6 @@ async def test_concurrent_episodes_of_one_instance_have_folders_of_their_own(stu
 
     await _run()
     assert stub.requests[-1]["subset"] in subsets, "an ended episode's folder is used again"
-
-
-async def test_a_folder_is_not_reused_while_the_server_may_still_be_in_it(stub, monkeypatch):
-    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.2")
-    stub.on_run = lambda body: stub.hang()
-    await _run()
-    stub.on_run = lambda body: graded_body()
-    await _run()
-    assert stub.requests[0]["subset"] != stub.requests[1]["subset"]
-
-
-async def test_one_client_session_a_loop_and_no_cookie_or_idle_connection(stub, monkeypatch):
-    monkeypatch.setenv("NEMO_GYM_URL", f"http://localhost:{stub.port}")  # cookies are not kept for bare addresses
-    stub.on_run = lambda body: web.json_response(graded_body(), headers={"Set-Cookie": "session=one"})
-    await _run()
-    session = connector._session()
-    await _run()
-
-    assert connector._session() is session
-    assert all("Cookie" not in headers for headers in stub.headers)
-    assert all(headers.get("Connection") == "close" for headers in stub.headers)
-    assert session.connector.limit == 0
-
-
-def test_a_closed_loops_session_is_dropped_quietly(stub, recwarn):
-    for _ in range(3):
-        assert asyncio.run(_run())["reward"] == 1.0
-    gc.collect()
-    assert len(connector._sessions) <= 2
-    assert not [warning for warning in recwarn if "Unclosed" in str(warning.message)]
-
-
-async def test_tcp_keepalive_keeps_a_silent_connection_alive(stub):
-    stub.on_run = lambda body: stub.hang()
-    episode = asyncio.create_task(_run())
-    while not stub.requests:
-        await asyncio.sleep(0.01)
-    names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-    with _open_socket_to(stub.port) as sock:
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert [sock.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [60, 30, 5]
-    episode.cancel()
-
-
-def _open_socket_to(port: int) -> socket.socket:
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        try:
-            sock = socket.socket(fileno=os.dup(fd))
-        except OSError:
-            continue
-        try:
-            if sock.family == socket.AF_INET and sock.getpeername()[1] == port:
-                return sock
-        except OSError:
-            pass
-        sock.close()
-    raise AssertionError(f"no connection to port {port}")
 
 
 def test_the_connector_loads_with_aiohttp_alone():
@@ -164,7 +147,9 @@ async def test_a_wildcard_session_host_becomes_the_address_that_routes_to_the_se
 
 
 async def test_an_ipv4_wildcard_is_never_replaced_by_an_ipv6_address():
-    url = await connector._reachable_policy_url("http://0.0.0.0:3000/sessions/ab", "http://[::1]:12000")
+    url = await connector.reachable_policy_url(
+        "http://0.0.0.0:3000/sessions/ab", "http://[::1]:12000", connector.Settings()
+    )
     assert url == "http://0.0.0.0:3000/sessions/ab/v1"
 
 
@@ -173,6 +158,27 @@ async def test_the_external_host_always_wins(stub, monkeypatch, host):
     monkeypatch.setenv("MILES_ROUTER_EXTERNAL_HOST", "100.64.0.7")
     await _run(base_url=f"http://{host}:3000/sessions/ab")
     assert stub.requests[0]["policy_base_url"] == "http://100.64.0.7:3000/sessions/ab/v1"
+
+
+async def test_an_ipv6_server_and_session_keep_their_brackets(monkeypatch):
+    seen = []
+
+    async def answer(request):
+        seen.append(await request.json())
+        return web.json_response(graded_body())
+
+    app = web.Application()
+    app.router.add_post("/run", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "::1", 0)
+    await site.start()
+    try:
+        monkeypatch.setenv("NEMO_GYM_URL", f"http://[::1]:{runner.addresses[0][1]}")
+        assert (await _run(base_url="http://[fd00::1]:3000/sessions/ab"))["reward"] == 1.0
+    finally:
+        await runner.cleanup()
+    assert seen[0]["policy_base_url"] == "http://[fd00::1]:3000/sessions/ab/v1"
 
 
 # --- delivery -------------------------------------------------------------------
@@ -190,20 +196,15 @@ async def test_a_lost_connection_after_the_request_is_never_repeated(stub):
     assert len(stub.requests) == 1
 
 
-async def test_an_answer_cut_short_is_a_lost_connection(stub):
-    async def promise_more_than_is_sent(reader, writer):
-        seen.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
-        await writer.drain()
-        writer.close()
+async def test_a_folder_is_not_reused_after_a_lost_connection(stub):
+    def drop(body):
+        raise StubServer.Drop
 
-    seen = []
-    server = await asyncio.start_server(promise_more_than_is_sent, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/run"
-        with pytest.raises(connector.ConnectionLost):
-            await connector.post_json(url, {})
-    assert len(seen) == 1
+    stub.on_run = drop
+    await _run()
+    stub.on_run = lambda body: graded_body()
+    await _run()
+    assert stub.requests[0]["subset"] != stub.requests[1]["subset"], "the server may still be in it"
 
 
 async def test_a_refused_connection_is_tried_again_until_it_is_accepted(monkeypatch):
@@ -237,21 +238,55 @@ async def test_a_server_that_cannot_be_reached_is_no_verdict(monkeypatch, caplog
     with socket.socket() as refusing:
         refusing.bind(("127.0.0.1", 0))
         monkeypatch.setenv("NEMO_GYM_URL", f"http://user:secret@{host}:{refusing.getsockname()[1]}")
+        start = time.monotonic()
         result = await _run()
     assert result == {"exit_status": "ServerUnreachable", "eval_report": {}}
+    assert time.monotonic() - start >= 0.3, "three attempts"
     assert host in caplog.text and "secret" not in caplog.text
 
 
-async def test_the_deadline_holds_while_connecting_and_is_then_no_verdict(monkeypatch):
-    monkeypatch.setattr(connector, "_BACKOFF_S", (60, 60))
-    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.2")
+async def test_a_server_that_refuses_is_stood_in_for_by_another(stub, monkeypatch):
     with socket.socket() as refusing:
         refusing.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("NEMO_GYM_URL", f"http://127.0.0.1:{refusing.getsockname()[1]}")
-        assert await asyncio.wait_for(_run(), timeout=5) == {"exit_status": "ServerUnreachable", "eval_report": {}}
+        monkeypatch.setenv("NEMO_GYM_URL", f"http://127.0.0.1:{refusing.getsockname()[1]}, {stub.url}")
+        results = await asyncio.gather(*(_run(metadata=_row(number)) for number in range(20)))
+    assert {result["exit_status"] for result in results} == {"Submitted"}
+    assert len(stub.requests) == 20
 
 
-async def test_the_deadline_is_a_verdict(stub, monkeypatch):
+async def test_a_sandbox_that_could_not_be_created_is_tried_once_more_on_a_fresh_place(stub):
+    answers = [failed_body("nemo_gym.sandbox.SandboxCreateError: no space left on device"), graded_body()]
+    stub.on_run = lambda body: answers.pop(0)
+    assert (await _run())["reward"] == 1.0
+    assert len(stub.requests) == 2
+
+
+async def test_a_fresh_place_is_on_another_server_when_there_is_one(stubs, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_URL", ",".join(stub.url for stub in stubs))
+    failures = []
+
+    def fail_first(body):
+        failures.append(body)
+        return failed_body("SandboxCreateError: pull: toomanyrequests") if len(failures) == 1 else graded_body()
+
+    for stub in stubs:
+        stub.on_run = fail_first
+    assert (await _run())["reward"] == 1.0
+    assert sorted(len(stub.requests) for stub in stubs) == [0, 1, 1]
+
+
+async def test_twice_without_a_sandbox_is_no_verdict(stub):
+    stub.on_run = lambda body: failed_body("...", error="SandboxCreateError: pull: toomanyrequests")
+    result = await _run()
+    assert result["exit_status"] == "SandboxUnavailable" and "reward" not in result
+    assert result["eval_report"]["error"] == "SandboxCreateError: pull: toomanyrequests"
+    assert len(stub.requests) == 2
+
+
+# --- time -----------------------------------------------------------------------
+
+
+async def test_the_deadline_is_a_verdict_on_a_server_that_works(stub, monkeypatch):
     monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.3")
     stub.on_run = lambda body: stub.hang()
     start = time.monotonic()
@@ -261,14 +296,351 @@ async def test_the_deadline_is_a_verdict(stub, monkeypatch):
     assert len(stub.requests) == 1
 
 
+async def test_the_deadline_is_no_verdict_on_a_server_whose_health_fails(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.2")
+    stub.on_run = lambda body: stub.hang()
+    stub.healthy = False
+    assert await _run() == {"exit_status": "ServerUnreachable", "eval_report": {}}
+
+
+async def test_the_deadline_is_no_verdict_when_none_of_eight_has_ended(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.4")
+    stub.on_run = lambda body: stub.hang()
+    results = await asyncio.gather(*(_run() for _ in range(8)))
+    assert results == [{"exit_status": "ServerUnreachable", "eval_report": {}}] * 8
+
+
+async def test_the_deadline_is_a_verdict_when_one_of_eight_was_graded_meanwhile(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.5")
+    stub.on_run = lambda body: graded_body() if body["instance_id"] == "psf__requests-7" else stub.hang()
+    results = await asyncio.gather(*(_run(metadata=_row(number)) for number in range(8)))
+    assert [result["exit_status"] for result in results] == ["TimeLimitExceeded"] * 7 + ["Submitted"]
+
+
+async def test_the_clock_starts_with_the_place(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "8")
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "1")
+    stub.on_run = lambda body: asyncio.sleep(0.15, graded_body())
+    start = time.monotonic()
+    results = await asyncio.gather(*(_run() for _ in range(100)))
+    assert time.monotonic() - start > 1.5, "most have waited longer than an episode may take"
+    assert {result["exit_status"] for result in results} == {"Submitted"}
+    assert stub.most_in_flight == 8
+
+
+async def test_two_hundred_wait_for_sixty_four_slow_ones(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "5")
+    stub.on_run = gate = Gate()
+    episodes = [asyncio.create_task(_run()) for _ in range(264)]
+    await _until(lambda: len(stub.requests) == 64)
+    await asyncio.sleep(0.3)
+    assert len(stub.requests) == 64, "the default of NEMO_GYM_MAX_CONCURRENCY"
+    gate.open()
+    assert {(await episode)["exit_status"] for episode in episodes} == {"Submitted"}
+
+
+async def test_a_place_is_free_only_when_the_server_has_answered(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "1")
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.2")
+    stub.on_run = gate = Gate()
+    assert (await _run())["exit_status"] == "TimeLimitExceeded"
+
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "10")
+    following = asyncio.create_task(_run())
+    await asyncio.sleep(0.2)
+    assert len(stub.requests) == 1, "the server is still at the first"
+    gate.open()
+    assert (await following)["reward"] == 1.0
+    assert stub.most_in_flight == 1
+    assert stub.requests[0]["subset"] == stub.requests[1]["subset"], "its folder is free then"
+
+
+async def test_draining_has_an_end(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "1")
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.2")
+    monkeypatch.setenv("NEMO_GYM_DRAIN_TIMEOUT", "0.3")
+    stub.on_run = lambda body: stub.hang()
+    await _run()
+    stub.on_run = lambda body: graded_body()
+    start = time.monotonic()
+    assert (await asyncio.wait_for(_run(), timeout=5))["reward"] == 1.0
+    assert time.monotonic() - start > 0.2
+    assert stub.requests[0]["subset"] != stub.requests[1]["subset"], "the server may still be in that folder"
+
+
+async def test_the_deadline_holds_while_connecting_and_is_then_no_verdict(monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.2")
+    with socket.socket() as full:  # a backlog that is never accepted from leaves connecting without an end
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        monkeypatch.setenv("NEMO_GYM_URL", f"http://127.0.0.1:{address[1]}")
+        try:
+            result = await asyncio.wait_for(_run(), timeout=5)
+        finally:
+            for filler in fillers:
+                filler.close()
+    assert result == {"exit_status": "ServerUnreachable", "eval_report": {}}
+
+
+# --- outages --------------------------------------------------------------------
+
+
+async def test_an_outage_costs_what_was_in_flight_and_some_trials(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "8")
+    broken_until = time.monotonic() + 2.0
+
+    def answer(body):
+        return failed_body("RuntimeError: disk") if time.monotonic() < broken_until else graded_body()
+
+    stub.on_run = answer
+    results = await asyncio.gather(*(_run(metadata=_row(number % 5)) for number in range(300)))
+    lost = [result for result in results if "reward" not in result]
+    # eight to see it, what was in flight with them, and trials at 0.1, 0.3, 0.7, 1.5 s
+    assert 8 <= len(lost) <= 8 + 8 + 5
+    assert {result["exit_status"] for result in lost} == {"UnknownError"}
+
+
+async def test_a_restart_costs_only_what_was_in_flight(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "4")
+    stub.on_run = lambda body: asyncio.sleep(0.4, graded_body())
+    episodes = [asyncio.create_task(_run(metadata=_row(number))) for number in range(32)]
+    await _until(lambda: len(stub.requests) >= 10)
+    in_flight = stub.in_flight
+    stub.stop()
+    await asyncio.sleep(1.0)
+    assert not all(episode.done() for episode in episodes)
+    stub.restart()
+    results = await asyncio.wait_for(asyncio.gather(*episodes), timeout=20)
+    lost = [result for result in results if "reward" not in result]
+    assert {result["exit_status"] for result in lost} == {"ServerUnreachable"}
+    assert 0 < len(lost) <= max(in_flight, 4)
+
+
+async def test_a_restart_in_the_middle_of_long_episodes_costs_only_what_was_in_flight(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    monkeypatch.setenv("NEMO_GYM_OUTAGE_WAIT", "0.5")
+    stub.on_run = lambda body: asyncio.sleep(1.5, graded_body())
+    episodes = [asyncio.create_task(_run(metadata=_row(number))) for number in range(6)]
+    await _until(lambda: len(stub.requests) == 3)
+    stub.stop()
+    stub.restart()
+    results = await asyncio.wait_for(asyncio.gather(*episodes), timeout=30)
+    assert sum("reward" not in result for result in results) <= 2
+
+
+async def test_a_wedged_server_gives_one_zero_and_not_one_after_the_other(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "1")
+    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.1")
+    monkeypatch.setenv("NEMO_GYM_DRAIN_TIMEOUT", "0.05")
+    stub.on_run = lambda body: stub.hang()
+    results = [await _run(metadata=_row(number)) for number in range(4)]
+    assert [result["exit_status"] for result in results] == ["TimeLimitExceeded"] + ["ServerUnreachable"] * 3
+
+
+async def test_an_aborted_trial_makes_room_for_the_next(stub, monkeypatch):
+    stub.on_run = lambda body: failed_body("RuntimeError: disk")
+    await asyncio.gather(*(_run(metadata=_row(number)) for number in range(8)))
+    stub.on_run = lambda body: stub.hang()
+    trial = asyncio.create_task(_run())
+    await _until(lambda: len(stub.requests) == 9)
+    await connector.abort(None)
+    assert (await trial)["exit_status"] == "Aborted"
+    stub.on_run = lambda body: graded_body()
+    assert (await asyncio.wait_for(_run(), timeout=5))["reward"] == 1.0
+
+
+async def test_an_outage_without_an_end_fails_the_rest_at_once(stub, monkeypatch, caplog):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "4")
+    monkeypatch.setenv("NEMO_GYM_OUTAGE_WAIT", "0.5")
+    stub.on_run = lambda body: failed_body("SandboxCreateError: docker is down")
+    start = time.monotonic()
+    results = await asyncio.gather(*(_run(metadata=_row(number)) for number in range(200)))
+    assert time.monotonic() - start < 5
+    assert {result["exit_status"] for result in results} == {"SandboxUnavailable"}
+    assert len(stub.requests) < 30
+    said = [record.message for record in caplog.records if "every other episode fails at once" in record.message]
+    assert len(said) == 1 and "docker is down" in said[0]
+
+
+# --- several servers ------------------------------------------------------------
+
+
+async def test_an_image_stays_on_its_server_and_images_spread(stubs, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_URL", " , ".join(stub.url for stub in stubs))
+    await asyncio.gather(*(_run(metadata=_row(number)) for number in [*range(30)] * 2))
+    assert min(len(stub.requests) for stub in stubs) >= 2
+    for number in range(30):
+        seen_by = [stub for stub in stubs if any(r["instance_id"] == f"psf__requests-{number}" for r in stub.requests)]
+        assert len(seen_by) == 1
+
+
+async def test_a_server_named_twice_is_one_server(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_URL", f"{stub.url},{stub.url}/,{stub.url.upper().replace('HTTP', 'http')}/run")
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    stub.on_run = lambda body: asyncio.sleep(0.05, graded_body())
+    await asyncio.gather(*(_run(metadata=_row(number)) for number in range(12)))
+    assert stub.most_in_flight == 2
+
+
+async def test_a_failing_server_loses_its_work_to_the_others(stubs, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_URL", ",".join(stub.url for stub in stubs))
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    stubs[0].on_run = lambda body: failed_body("RuntimeError: disk")
+    results = await asyncio.gather(*(_run(metadata=_row(number)) for number in range(200)))
+    lost = sum("reward" not in result for result in results)
+    assert lost == len(stubs[0].requests) <= 15
+    assert len(stubs[1].requests) + len(stubs[2].requests) == 200 - lost
+
+
+# --- abort and cancellation -----------------------------------------------------
+
+
 async def test_cancellation_propagates_at_once(stub):
     stub.on_run = lambda body: stub.hang()
     episode = asyncio.create_task(_run())
-    while not stub.requests:
-        await asyncio.sleep(0.01)
+    await _until(lambda: stub.requests)
     episode.cancel()
+    start = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(episode, timeout=2)
+        await episode
+    assert time.monotonic() - start < 0.5
+
+
+async def test_a_cancelled_episode_keeps_its_place_until_the_server_has_answered(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "1")
+    stub.on_run = gate = Gate()
+    episode = asyncio.create_task(_run())
+    await _until(lambda: stub.requests)
+    episode.cancel()
+    following = asyncio.create_task(_run())
+    await asyncio.sleep(0.2)
+    assert len(stub.requests) == 1
+    gate.open()
+    assert (await following)["reward"] == 1.0
+
+
+async def test_abort_ends_every_run_at_once_and_the_next_one_runs(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "3")
+    stub.on_run = gate = Gate()
+    episodes = [asyncio.create_task(_run()) for _ in range(6)]
+    await _until(lambda: len(stub.requests) == 3)
+    start = time.monotonic()
+    await connector.abort(None)
+    results = await asyncio.gather(*episodes)
+    assert time.monotonic() - start < 0.5
+    assert results == [{"exit_status": "Aborted", "eval_report": {}}] * 6
+    gate.open()
+    assert (await _run())["reward"] == 1.0
+    assert len(stub.requests) == 4, "those that waited were never sent"
+
+
+async def test_abort_without_an_episode_does_nothing():
+    await connector.abort(None)
+
+
+async def test_an_aborted_sample_is_not_a_cancelled_one(stub):
+    """Miles awaits the sample's task after abort(); were that task cancelled, its whole rollout would raise."""
+    stub.on_run = lambda body: stub.hang()
+
+    async def sample():
+        result = await _run()
+        return result, asyncio.current_task().cancelling() if hasattr(asyncio.Task, "cancelling") else 0
+
+    task = asyncio.create_task(sample())
+    await _until(lambda: stub.requests)
+    await connector.abort(None)
+    assert await task == ({"exit_status": "Aborted", "eval_report": {}}, 0)
+
+
+def test_abort_reaches_every_event_loop(stub):
+    stub.on_run = lambda body: stub.hang()
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(asyncio.run(_run()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while len(stub.requests) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    asyncio.run(connector.abort(None))
+    for thread in threads:
+        thread.join(timeout=5)
+    assert results == [{"exit_status": "Aborted", "eval_report": {}}] * 3
+
+
+def test_event_loops_one_after_the_other_and_side_by_side(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "4")
+    stub.on_run = lambda body: asyncio.sleep(0.02, graded_body())
+    results = []
+
+    async def many():
+        results.extend(await asyncio.gather(*(_run() for _ in range(20))))
+
+    asyncio.run(many())
+    threads = [threading.Thread(target=lambda: asyncio.run(many())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert [result["reward"] for result in results] == [1.0] * 80
+    assert stub.most_in_flight == 4
+
+
+# --- what is left behind --------------------------------------------------------
+
+
+async def test_ten_thousand_episodes_leave_nothing_behind(canned_server, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_URL", canned_server)
+
+    async def some(count):
+        results = await asyncio.gather(*(connector.run(SESSION, "", metadata=ROW) for _ in range(count)))
+        assert all(result["reward"] == 1.0 for result in results)
+
+    def held():
+        return len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+
+    await some(500)
+    await asyncio.sleep(0.2)
+    before = held()
+    for _ in range(19):
+        await some(500)
+    await asyncio.sleep(0.2)
+    assert all(now <= then + 2 for now, then in zip(held(), before, strict=True)), (held(), before)
+    pool = nemogym_servers.pool_of((canned_server,), connector.Settings().limits)
+    assert [server.taken for server in pool.servers] == [0]
+    assert not pool._waiters and not connector._alive and not connector._draining
+
+
+@pytest.fixture
+def canned_server():
+    """A server in a thread that answers every request alike, without looking at it."""
+    answer = json.dumps(graded_body()).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(answer)}\r\n\r\n".encode()
+
+    async def serve(reader, writer):
+        request = await reader.readuntil(b"\r\n\r\n")
+        (length,) = [
+            line.split(b":")[1] for line in request.splitlines() if line.lower().startswith(b"content-length")
+        ]
+        await reader.readexactly(int(length))
+        writer.write(head + answer)
+        await writer.drain()
+        writer.close()
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    start = asyncio.start_server(serve, "127.0.0.1", 0, backlog=1000)
+    server = asyncio.run_coroutine_threadsafe(start, loop).result(timeout=5)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    loop.call_soon_threadsafe(server.close)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 # --- answers --------------------------------------------------------------------
@@ -284,25 +656,23 @@ async def test_another_status_is_logged_and_not_repeated(stub, caplog, status):
     assert str(status) in caplog.text and "b" * 200 in caplog.text and "TOO MUCH" not in caplog.text
 
 
-async def test_a_redirect_is_not_followed(stub):
-    stub.on_run = lambda body: web.Response(status=307, headers={"Location": "/run"})
-    assert (await _run())["exit_status"] == "ServerError"
-    assert len(stub.requests) == 1
-
-
 @pytest.mark.parametrize(
-    "body", ["<html></html>", "", "[]", '{"metadata": {}}', '{"reward": NaN}', '{"reward": true}']
+    "body",
+    ["<html></html>", "", "[]", '{"metadata": {}}', '{"reward": NaN}', '{"reward": true}', '{"reward": null}']
+    + ['{"reward": "1.0"}', '{"reward": []}'],
 )
 async def test_an_answer_without_a_reward_is_no_verdict(stub, body):
     stub.on_run = lambda request: body
-    assert "reward" not in await _run()
-
-
-async def test_a_failure_on_the_server_keeps_its_report(stub):
-    stub.on_run = lambda body: failed_body("...", error="SandboxCreateError: pull: toomanyrequests")
     result = await _run()
-    assert result["exit_status"] == "SandboxUnavailable" and "reward" not in result
-    assert result["eval_report"]["error"] == "SandboxCreateError: pull: toomanyrequests"
+    assert result["exit_status"] == "ServerError" and "reward" not in result
+
+
+@pytest.mark.parametrize("said", ["", "the agent saw: SandboxCreateError: no such image\n"])
+async def test_a_conversation_that_outgrew_the_model_is_the_policys(stub, said):
+    stub.on_run = lambda body: failed_body(f"{said}litellm.exceptions.ContextWindowExceededError: too long")
+    result = await _run()
+    assert (result["exit_status"], result["reward"]) == ("ContextLengthExceeded", 0.0)
+    assert len(stub.requests) == 1
 
 
 async def test_a_golden_server_gives_no_verdict_and_one_error(stub, caplog):
@@ -318,23 +688,35 @@ async def test_skipped_tests_are_a_zero(stub):
     assert (result["exit_status"], result["reward"]) == ("TestsSkipped", 0.0)
 
 
+async def test_a_policy_that_never_called_a_tool_has_a_verdict(stub):
+    stub.on_run = lambda body: graded_body(0.0, passed=(), failed=("t.py::test_a",), model_patch="", output=())
+    result = await _run()
+    assert (result["exit_status"], result["reward"]) == ("LimitsExceeded", 0.0)
+
+
 # --- mistakes of the caller -------------------------------------------------------
 
+_SECONDS = ["NEMO_GYM_RUN_TIMEOUT", "NEMO_GYM_DRAIN_TIMEOUT", "NEMO_GYM_OUTAGE_WAIT"]
 
-@pytest.mark.parametrize("value", ["abc", "0", "-1", "nan", "inf"])
-async def test_a_timeout_that_is_none_is_named_once(stub, monkeypatch, caplog, value):
-    monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", value)
+
+@pytest.mark.parametrize(
+    "name, value",
+    [(name, value) for name in _SECONDS for value in ("abc", "0", "-1", "nan", "inf")]
+    + [("NEMO_GYM_MAX_CONCURRENCY", value) for value in ("abc", "0", "-1", "1.5", "inf")]
+    + [
+        ("NEMO_GYM_URL", value) for value in ("localhost:12000", "ftp://host:1", "http://", ",", " , ", "http://a:1,b")
+    ],
+)
+async def test_a_setting_that_cannot_be_worked_with_is_named_once(stub, monkeypatch, caplog, name, value):
+    monkeypatch.setenv(name, value)
     for _ in range(2):
         assert await _run() == {"exit_status": "UnknownError", "eval_report": {}}
-    (record,) = caplog.records
-    assert "NEMO_GYM_RUN_TIMEOUT" in record.message and value in record.message
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert name in record.message and "expected" in record.message and "found" in record.message
     assert stub.requests == []
 
-
-async def test_a_server_url_that_is_none_is_named(monkeypatch, caplog):
-    monkeypatch.setenv("NEMO_GYM_URL", "localhost:12000")
-    assert await _run() == {"exit_status": "UnknownError", "eval_report": {}}
-    assert "NEMO_GYM_URL" in caplog.text
+    monkeypatch.setenv(name, {"NEMO_GYM_URL": stub.url, "MILES_ROUTER_EXTERNAL_HOST": "host"}.get(name, "5"))
+    assert (await _run())["reward"] == 1.0, "the run is alive"
 
 
 @pytest.mark.parametrize(
@@ -371,3 +753,20 @@ async def test_the_environment_is_read_at_every_call(stub, monkeypatch):
     await _run()
     assert stub.paths == ["/run", "/other/run"]
     assert stub.requests[1]["policy_base_url"] == "http://elsewhere:3000/sessions/0123abcd/v1"
+
+
+# --- the count ------------------------------------------------------------------
+
+
+async def test_every_end_is_counted(stub):
+    await _run()
+    await _run(metadata={})
+    stub.on_run = lambda body: "nothing"
+    await _run()
+    assert connector.TALLY.take() == {
+        "episodes": 3.0,
+        "exit_status/Submitted": 1.0,
+        "exit_status/UngradableInstance": 1.0,
+        "exit_status/ServerError": 1.0,
+        "no_verdict_share": pytest.approx(2 / 3),
+    }

@@ -3,13 +3,14 @@
 import json
 
 import nemogym_contract as contract
+import numpy as np
 import pytest
 
 from .conftest import CALL, CALL_OUTPUT, ROW, failed_body, graded_body
 
 
 def _request(row, request_kwargs=None, **kwargs):
-    return contract.build_run_request(row, request_kwargs or {}, episode="e-0", **kwargs)
+    return contract.build_run_request(row, request_kwargs or {}, **kwargs)
 
 
 def _read(body, row=ROW, **kwargs):
@@ -149,7 +150,7 @@ def test_row_fields_are_at_top_level_beside_the_connectors():
     assert request == {
         **ROW,
         "extra": [1],
-        "subset": "verified-e-0",
+        "subset": "verified",
         "split": "train",
         "image_name": "docker.io/swebench/sweb.eval.x86_64.psf_1776_requests-1:latest",
         "responses_create_params": {"input": [], "temperature": 1.0},
@@ -176,6 +177,13 @@ def test_a_row_overrides_nothing_and_brings_no_verdict():
     assert _request({**ROW, **brought}) == _request(ROW)
 
 
+def test_an_episode_has_its_folder_and_keeps_its_image():
+    request = _request({**ROW, "subset": "verified"})
+    named = contract.name_episode(request, "run-3")
+    assert named == {**request, "subset": "verified-run-3"}
+    assert request["subset"] == "verified"
+
+
 @pytest.mark.parametrize(
     "fields, image",
     [
@@ -189,6 +197,12 @@ def test_image_is_explicit_and_follows_the_original_subset(fields, image):
     request = _request({"instance_id": "Django__django-1", **fields})
     assert request["image_name"] == image
     assert request["instance_id"] == "django__django-1"
+
+
+@pytest.mark.parametrize("field", ["image_name", "problem_statement", "hints"])
+def test_text_that_is_not_unicode_is_refused(field):
+    with pytest.raises(ValueError, match=field):
+        _request({**ROW, field: "broken \ud800"})
 
 
 @pytest.mark.parametrize("value", ["../x", "a..b", "", ".hidden", "a/b", "a b", "a\n", 7, ["x"]])
@@ -344,6 +358,13 @@ def test_a_forged_last_line_does_not_outweigh_the_class_ray_names():
     assert _read(failed_body(_in_ray("CommandError", forged))).exit_status == "UnknownError"
 
 
+@pytest.mark.parametrize("forged", ["SandboxCreateError: x", "ContextWindowExceededError: x", "SandboxDied: x"])
+def test_a_forged_last_line_does_not_outweigh_the_endpoints_error(forged):
+    trace = _UNPICKLABLE.format(last=f"litellm.exceptions.BadRequestError: mismatch, got:\n{forged}")
+    outcome = _read(failed_body(trace))
+    assert (outcome.exit_status, outcome.reward) == ("PolicyEndpointError", None)
+
+
 def test_without_a_traceback_the_errors_first_line_is_read():
     body = {"reward": 0.0, "metadata": {"error": "SandboxCreateError: pull: toomanyrequests", "traceback": "..."}}
     assert _read(body).exit_status == "SandboxUnavailable"
@@ -371,6 +392,7 @@ def test_a_grade_is_the_reward(reward):
         "exit_status": "Submitted",
         "eval_report": graded_body(reward)["metadata"],
         "reward": float(reward),
+        "agent_metrics": {"turns": 2, "tool_calls": 2, "tampered": False},
     }
 
 
@@ -438,3 +460,85 @@ def test_a_reward_goes_with_a_verdict_only():
     with pytest.raises(ValueError):
         contract.Outcome("Submitted")
     assert "reward" not in contract.Outcome("ServerError").as_metadata()
+
+
+@pytest.mark.parametrize(
+    "body, exit_status",
+    [
+        ({"reward": 0.0}, "ServerError"),
+        ({"reward": 1.0}, "ServerError"),
+        ({"reward": 0.0, "error": "SandboxCreateError: pull"}, "ServerError"),
+        ({"reward": 0, "metadata": '{"error": "x"}'}, "ServerError"),
+        ({**graded_body(0.0), "failure_kind": "sandbox_oom"}, "UnknownError"),
+        ({**graded_body(0.0), "mask_sample": 1}, "UnknownError"),
+        ({**graded_body(1.0), "error": "docker gone"}, "UnknownError"),
+    ],
+)
+def test_a_reward_beside_nothing_or_beside_a_failure_is_no_grade(body, exit_status):
+    outcome = _read(body)
+    assert (outcome.exit_status, outcome.reward) == (exit_status, None)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(1)])
+def test_a_verdict_may_be_a_number_of_numpy(number):
+    assert contract.read_verdict({"exit_status": "Submitted", "reward": number}) == float(number)
+
+
+# --- response: metrics ------------------------------------------------------------
+
+MESSAGE = {"type": "message", "role": "assistant", "content": []}
+
+
+@pytest.mark.parametrize(
+    "output, expected",
+    [
+        ((CALL,), {"turns": 1, "tool_calls": 1}),
+        ((MESSAGE, CALL, CALL_OUTPUT, MESSAGE, CALL), {"turns": 2, "tool_calls": 2}),
+        ((CALL, CALL, CALL_OUTPUT, CALL_OUTPUT, CALL), {"turns": 2, "tool_calls": 3}),
+        ((CALL, CALL_OUTPUT), {"turns": 1, "tool_calls": 1}),
+    ],
+)
+def test_turns_and_tool_calls_are_counted(output, expected):
+    assert _read(graded_body(0.0, model_patch="", output=output)).agent_metrics == expected
+
+
+def test_what_is_unknown_is_absent():
+    assert _read(graded_body(0.0, model_patch="", output=())).agent_metrics == {"tool_calls": 0}
+    assert _read(failed_body("ValueError: x")).agent_metrics == {}
+    assert _read({**graded_body(), "response": None}).agent_metrics == {"tampered": False}
+
+
+@pytest.mark.parametrize(
+    "patch, files",
+    [
+        ("diff --git a/src/a.py b/src/a.py\n--- a/src/a.py\n+++ b/src/a.py\n", []),
+        ("diff --git a/src/latest.py b/src/latest.py\n--- a/src/latest.py\n+++ b/src/contest.py\n", []),
+        ("diff --git a/conftest.py b/conftest.py\nnew file\n--- /dev/null\n+++ b/conftest.py\n", ["conftest.py"]),
+        ("--- a/src/tests/x.py\n+++ b/src/tests/x.py\n", ["src/tests/x.py"]),
+        ("--- a/src/test_x.py\n+++ /dev/null\n", ["src/test_x.py"]),
+        ("diff --git a/a.py b/sitecustomize.py\nrename from a.py\nrename to sitecustomize.py\n", ["sitecustomize.py"]),
+        ("--- a/setup.cfg\n+++ b/setup.cfg\n--- a/pytest.ini\n+++ b/pytest.ini\n", ["setup.cfg", "pytest.ini"]),
+        ('--- /dev/null\n+++ "b/lib/a b.pth"\n', ["lib/a b.pth"]),
+        ("", []),
+    ],
+)
+def test_a_patch_that_reaches_for_its_tests_is_seen(patch, files):
+    assert contract.tampered_files(patch) == files
+
+
+def test_a_tampered_patch_is_counted_and_stays_what_it_was_graded():
+    outcome = _read(graded_body(1.0, model_patch="--- a/conftest.py\n+++ b/conftest.py\n"))
+    assert (outcome.reward, outcome.agent_metrics["tampered"]) == (1.0, True)
+
+
+# --- outages ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "status, blames",
+    [("SandboxUnavailable", True), ("ServerError", True), ("PolicyEndpointError", True), ("UnknownError", True)]
+    + [("Aborted", False), ("UngradableInstance", False)],
+)
+def test_what_the_caller_or_the_task_did_is_not_the_servers_fault(status, blames):
+    assert contract.Outcome(status).blames_server is blames
+    assert not contract.Outcome("NoTestsRan", 0.0).blames_server

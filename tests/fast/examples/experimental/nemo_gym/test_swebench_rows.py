@@ -214,7 +214,7 @@ def test_prompt_row_names_the_image_that_the_contract_sends():
     for fields in ({}, {"subset": "gym"}, {"image_name": "registry.example/task:7"}, {"image_name": ""}):
         task = normalised_task({**ROW, **fields}, subset=fields.get("subset", "verified"), split="test")
         row = prompt_row(task)
-        sent = build_run_request(task, request_kwargs=None, episode="e")["image_name"]
+        sent = build_run_request(task, request_kwargs=None)["image_name"]
         assert row == {"prompt": "It fails.", "metadata": {**task, "image_name": sent}}
     assert prompt_row(_task())["metadata"]["image_name"].startswith("docker.io/swebench/sweb.eval.x86_64.psf_1776_")
 
@@ -249,7 +249,7 @@ def test_a_task_that_can_be_graded():
         ("test_patch", {"test_patch": ""}),
         ("test_patch", {"test_patch": "--- a/t.py\n+++ b/t.py\n"}),
         ("test_patch", {"test_patch": TEST_PATCH + "\0"}),
-        ("test_patch", {"test_patch": TEST_PATCH + "\ud800"}),
+        ("not_json", {"test_patch": TEST_PATCH + "\ud800"}),
         ("base_commit", {"base_commit": None}),
         ("base_commit", {"base_commit": ""}),
         ("base_commit", {"base_commit": "HEAD; rm -rf /"}),
@@ -296,7 +296,7 @@ def test_script_is_bounded_by_what_its_parts_need():
     assert eval_script_bytes({"test_patch": patch, "base_commit": commit}) > sum(map(len, parts))
 
 
-@pytest.mark.parametrize("patch", [None, "", " \n", 3, "a\0b", "\ud800", "x" * 131_000])
+@pytest.mark.parametrize("patch", [None, "", " \n", 3, "a\0b", "x" * 131_000])
 def test_patches_that_a_golden_scan_cannot_apply(patch):
     task = {**ROW, "patch": patch}
     assert not has_gold_patch(task) and ungradable_reason(task) is None
