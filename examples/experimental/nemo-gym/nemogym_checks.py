@@ -3,7 +3,6 @@
     check_settings(settings)             variables of the environment
     check_agent(server, agent, ...)      one agent server's configuration, as its head server tells it
     check_session_url(url, server, ...)  the address under which the agent server is to call the trainer
-    unfit_reason(task), ...              one task of the prompt data
     check_tasks(tasks), check_apart()    prompt data and evaluation data
     check_training(options, ...)         what train.py is told
 
@@ -18,16 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from nemogym_contract import (
-    VERDICT_FIELDS,
-    Outcome,
-    build_policy_base_url,
-    build_run_request,
-    join_url,
-    parse_test_list,
-    wildcard_ip_version,
-    without_userinfo,
-)
+from nemogym_contract import Outcome, build_policy_base_url, join_url, wildcard_ip_version, without_userinfo
 
 
 @dataclass(frozen=True)
@@ -343,49 +333,6 @@ def _is_loopback(url: str) -> bool:
 
 
 # --- tasks --------------------------------------------------------------------------
-
-# rm_type sends a reward past the reward hook (miles/rollout/rm_hub/__init__.py); round_number of the first sample makes
-# Miles read it from all (miles/ray/rollout/train_data_conversion.py).
-_MISLEADING_FIELDS = VERDICT_FIELDS | {"rm_type", "round_number"}
-_NEEDED_BY_GRADER = ("repo", "version", "base_commit", "test_patch")
-
-
-def unfit_reason(task: Mapping[str, Any]) -> str | None:
-    """Why a task cannot be sent or would mislead the trainer; None when it can.
-
-    Args:
-        task: a prompt row's metadata.
-    """
-    misleading = sorted(_MISLEADING_FIELDS & task.keys())
-    if misleading:
-        return f"its metadata holds {', '.join(misleading)}, which the trainer would take for its own"
-    if not _is_text(task.get("problem_statement")):
-        return "no problem_statement"
-    try:
-        build_run_request(task, None)
-    except ValueError as problem:
-        return str(problem)
-    return None
-
-
-def ungradable_reason(task: Mapping[str, Any]) -> str | None:
-    """Why a task would not be graded, or not rightly; None when nothing speaks against it.
-
-    The one place where a launch learns what the agent server's grader can do.
-
-    Args:
-        task: a prompt row's metadata.
-    """
-    missing = [key for key in _NEEDED_BY_GRADER if not _is_text(task.get(key))]
-    if missing:
-        return f"no {', '.join(missing)}"
-    if not parse_test_list(task.get("FAIL_TO_PASS")):
-        return "no FAIL_TO_PASS, so that every episode would be graded 1.0"
-    return None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,12 @@ from nemogym_checks import (
     check_tasks,
     find_agent_config,
     read_number,
-    unfit_reason,
-    ungradable_reason,
 )
 from nemogym_contract import join_url, without_userinfo
+from swebench_rows import REASONS, REMOVED_FIELDS, UNSENDABLE, ungradable_reason
 
-_TIMEOUT_S = 5.0
+# A server under load takes seconds for its first /openapi.json.
+_TIMEOUT_S = 15.0
 _REQUEST_SCHEMA = "MiniSWEAgentRunRequest"
 
 _KEY_VARIABLES = ("OPENAI_API_KEY", "DEEPSEEK_API_KEY")
@@ -271,16 +271,25 @@ def _judge_rows(path: str, lines: Iterable[tuple[int, bytes]]) -> TaskFile:
             raw += is_raw
             unfit += [] if is_raw else [f"line {number}: no object with prompt and metadata"]
             continue
-        reason = unfit_reason(task) if row.get("prompt") else "no prompt"
-        if reason:
-            unfit.append(f"line {number}: {reason}")
+        reason = ungradable_reason(task)
+        if problem := _unfit_reason(row, task, reason):
+            unfit.append(f"line {number}: {problem}")
             continue
         ids.append(task["instance_id"].lower())
-        reason = ungradable_reason(task)
         if reason:
-            ungradable.append(f"line {number}: {reason}")
+            ungradable.append(f"line {number}: {REASONS[reason]}")
         first = first or (None if reason else task)
     return TaskFile(path, ids=ids, raw=raw, unfit=unfit, ungradable=ungradable, first=first)
+
+
+def _unfit_reason(row: Mapping[str, Any], task: Mapping[str, Any], reason: str | None) -> str | None:
+    """Why a prompt row cannot be sent or would mislead the trainer; None when it can."""
+    if not row.get("prompt"):
+        return "no prompt"
+    misleading = sorted(REMOVED_FIELDS & task.keys())
+    if misleading:
+        return f"its metadata holds {', '.join(misleading)}, which trainer or connector take for their own"
+    return REASONS[reason] if reason in UNSENDABLE else None
 
 
 def _parsed(line: bytes) -> Any:
@@ -301,7 +310,7 @@ def check_agent_server(url: str) -> None:
         url: URL of the agent server, as in NEMO_GYM_URL.
 
     Raises:
-        PreflightError: it is not, or cannot be reached within 5 s.
+        PreflightError: it is not, or cannot be reached within 15 s.
     """
     openapi = _read_openapi(_openapi_url(url))
     url = without_userinfo(url)

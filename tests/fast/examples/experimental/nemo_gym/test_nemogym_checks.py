@@ -15,12 +15,8 @@ from nemogym_checks import (
     check_training,
     find_agent_config,
     read_options,
-    unfit_reason,
-    ungradable_reason,
 )
 from nemogym_contract import Outcome
-
-from .conftest import ROW
 
 SERVER = "http://user:pw@gym:12000"
 
@@ -136,29 +132,6 @@ def test_the_way_back(url, server, external_host, level):
 
 
 # --- tasks --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"reward": 1.0, "round_number": 3}, "reward, round_number"),
-        ({"problem_statement": " "}, "problem_statement"),
-        ({"instance_id": "../../x"}, "instance_id"),
-        ({"instance_id": None}, "instance_id"),
-        ({"x": float("nan")}, "JSON"),
-    ],
-)
-def test_a_task_that_cannot_be_sent(change, said):
-    assert unfit_reason(ROW) is None
-    assert said in unfit_reason({**ROW, **change})
-
-
-@pytest.mark.parametrize("key", ["repo", "version", "base_commit", "test_patch", "FAIL_TO_PASS"])
-@pytest.mark.parametrize("value", [None, "", "[]"])
-def test_a_task_that_cannot_be_graded(key, value):
-    assert ungradable_reason(ROW) is None
-    reason = ungradable_reason({**ROW, key: value})
-    assert key in reason if value != "[]" or key == "FAIL_TO_PASS" else reason is None
 
 
 def test_one_ungradable_task_is_a_warning_and_nothing_else_an_error():

@@ -138,14 +138,22 @@ def test_rows_are_sorted_by_what_they_are(tmp_path):
         {"prompt": "p"},
         "{",
         {**_prompt(), "prompt": ""},
-        _prompt(reward=1.0),
+        _prompt(reward=1.0, round_number=3),
+        _prompt(instance_id="../../x"),
+        _prompt(problem_statement=" "),
+        _prompt(instance_id="a__b-3", repo="SWE-Gym/unknown"),
     ]
     tasks = read_tasks(_write(tmp_path / "t.jsonl", *rows))
-    assert tasks.ids == ["a__b-1", "a__b-2"]
+    assert tasks.ids == ["a__b-1", "a__b-2", "a__b-3"]
     assert tasks.first["instance_id"] == "A__b-2"
     assert tasks.raw == 1
-    assert [problem.partition(":")[0] for problem in tasks.unfit] == ["line 5", "line 6", "line 7", "line 8"]
-    assert [problem.partition(":")[0] for problem in tasks.ungradable] == ["line 1"]
+    lines = [int(problem.partition(":")[0].removeprefix("line ")) for problem in tasks.unfit]
+    assert lines == [5, 6, 7, 8, 9, 10]
+    assert "reward, round_number" in tasks.unfit[3]
+    assert [problem.partition(",")[0] for problem in tasks.ungradable] == [
+        "line 1: FAIL_TO_PASS is no list with a test in it",
+        "line 11: the grader does not know the repository",
+    ]
 
 
 @pytest.mark.parametrize("ends, ids", [("[1:3]", ["t-1", "t-2"]), ("[2:]", ["t-2", "t-3"]), ("[:1]", ["t-0"])])
