@@ -187,14 +187,16 @@ async def _patiently(flights: Sequence[Coroutine[Any, Any, Canary]], timeout_s: 
     said = f"waiting for {len(flights)} canary episode(s); each may pull an image first, {timeout_s:g} s at most"
     quiet = logging.NullHandler()
     logging.getLogger("nemogym_agent_function").addHandler(quiet)
-    landed = asyncio.gather(*flights)
+    tasks = [asyncio.create_task(flight) for flight in flights]
     try:
         with tqdm(desc=said, bar_format="{desc} {elapsed}", disable=not sys.stderr.isatty(), leave=False) as bar:
             if bar.disable:
                 print(said, file=sys.stderr, flush=True)
-            while not (await asyncio.wait({landed}, timeout=1))[0]:
+            while (await asyncio.wait(tasks, timeout=1))[1]:
                 bar.refresh()
-        return await landed
+        return [task.result() for task in tasks]
     finally:
-        landed.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         logging.getLogger("nemogym_agent_function").removeHandler(quiet)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import nemogym_preflight
 import pytest
@@ -299,11 +301,18 @@ def test_a_job_is_what_train_py_is_told(options, job):
 # --- make doctor ------------------------------------------------------------------
 
 
-def _doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _start_doctor(*options: str, **variables: str) -> subprocess.Popen[str]:
     dropped = ("NEMO_GYM_", "MILES_", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     command = [sys.executable, str(EXAMPLE_DIR / "nemogym_preflight.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, env={**environment, **variables}, timeout=180)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env={**environment, **variables}, **pipes)
+
+
+def _doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    process = _start_doctor(*options, **variables)
+    out, err = process.communicate(timeout=180)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def test_doctor_prints_each_finding_and_counts_them(gym, tmp_path):
@@ -325,3 +334,18 @@ def test_doctor_names_what_is_wrong(tmp_path):
     errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert len(errors) == 2 and "refused" in errors[0] and "no such file" in errors[1]
     assert "pw" not in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_doctor_is_interrupted_without_a_trace(gym, tmp_path):
+    gym.stub.on_run = lambda body: gym.stub.hang()
+    port = free_port()
+    options = ["--prompt-data", _write(tmp_path / "t.jsonl", _prompt()), "--session-server-port", str(port)]
+    given = {"NEMO_GYM_URL": gym.url, "NEMO_GYM_HEAD_URL": gym.head_url}
+    process = _start_doctor(*options, "--session-server-ip", "127.0.0.1", **given)
+    while not gym.stub.requests and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert err.splitlines()[1:] == ["interrupted"]
+    socket.create_server(("127.0.0.1", port)).close()
