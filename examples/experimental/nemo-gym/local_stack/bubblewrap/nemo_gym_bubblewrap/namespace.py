@@ -31,8 +31,8 @@ class Limits:
     """What one sandbox may take from the host.
 
     Args:
-        memory_mib: mapped anonymous memory, of each process and of all of them together, MiB. Files on tmpfs and
-            memory that no process has mapped (memfd, detached System V segments, socket buffers) are not counted.
+        memory_mib: memory of each process and of all of them together, MiB: anonymous memory, page tables, sockets and
+            the kernel's records of files. The files' contents have the limits below.
         processes: processes and threads alive at once.
         cpu_s: CPU time of each process, seconds.
         testbed_mib: size of /testbed, MiB.
@@ -154,7 +154,8 @@ def _system_mounts() -> list[str]:
             mounts += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             mounts += ["--ro-bind", str(path), str(path)]
-    return [*mounts, "--dev", "/dev", "--proc", "/proc"]
+    # /dev/full reads like /dev/zero but cannot be mapped; a shared mapping of /dev/zero is memory without a file.
+    return [*mounts, "--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--proc", "/proc"]
 
 
 def _host_etc() -> list[str]:
