@@ -1,11 +1,15 @@
 """What a sandbox keeps in and what it keeps out."""
 
 import os
+import resource
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from .process_tree import ancestors, find_process
 
 BOTH_WAYS_IN = pytest.mark.parametrize(
     "user_namespace",
@@ -229,6 +233,24 @@ main()
 
 
 @BOTH_WAYS_IN
+def test_pid_1_is_out_of_reach(in_sandboxes, user_namespace):
+    refused = ["prlimit --pid 1 --nofile=3:3", "prlimit --pid 1 --cpu=1:1", "renice -n 19 -p 1", "renice -n 19 -u 0"]
+    refused += ["taskset -p 1 1", "chrt --idle -p 0 1"]
+    survived = [f"kill -{signal} 1; kill -{signal} -1; sleep 0.3" for signal in ("INT", "HUP", "CHLD", "KILL", "XCPU")]
+    (results,) = in_sandboxes([*refused, *survived, "echo alive"], user_namespace=user_namespace)
+    for result in results[: len(refused)]:
+        assert "Operation not permitted" in result["stdout"], results
+    assert outputs(results)[-1] == "alive", results
+
+
+@BOTH_WAYS_IN
+def test_settings_below_proc_are_read_only(in_sandboxes, user_namespace):
+    files = ("/proc/self/oom_score_adj", "/proc/1/oom_score_adj", "/proc/sys/kernel/core_pattern")
+    (results,) = in_sandboxes([f"test -w {file}; echo $?" for file in files], user_namespace=user_namespace)
+    assert outputs(results) == ["1"] * len(files)
+
+
+@BOTH_WAYS_IN
 def test_full_places_stay_inside(in_sandboxes, user_namespace):
     fill = "head -c 2G /dev/zero > {}/full; stat -c %s {}/full; rm {}/full"
     places = {"/tmp": 512, "/root": 128, "/testbed": 512, "/dev/shm": 64, "/var/tmp": 512}
@@ -247,6 +269,20 @@ def test_full_places_stay_inside(in_sandboxes, user_namespace):
 def test_kill_everything_stays_inside(in_sandboxes, user_namespace):
     (results,) = in_sandboxes(["kill -9 -1; kill -9 1", "echo alive"], user_namespace=user_namespace)
     assert outputs(results)[1] == "alive"
+
+
+def test_a_host_out_of_files_breaks_no_sandbox(in_sandboxes):
+    mark = f"3.{uuid.uuid4().int}"
+    with ThreadPoolExecutor() as pool:
+        # In a user namespace PID 1 is a process of ours, whose limits we may set.
+        running = pool.submit(in_sandboxes, [f"sleep {mark}", "echo alive"], user_namespace=True)
+        pid_1 = next(pid for pid, name in ancestors(find_process(mark)) if name.startswith("python"))
+        soft, hard = resource.prlimit(pid_1, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid_1, resource.RLIMIT_NOFILE, (3, hard))
+        time.sleep(1)
+        resource.prlimit(pid_1, resource.RLIMIT_NOFILE, (soft, hard))
+        (results,) = running.result()
+    assert outputs(results) == ["", "alive"], results
 
 
 def test_time_is_up(in_sandboxes):

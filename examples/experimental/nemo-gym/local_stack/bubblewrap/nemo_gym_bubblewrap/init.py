@@ -4,7 +4,8 @@ Started by ``provider`` inside the namespaces that ``namespace`` describes; stan
 object a line on stdin and answers each with one JSON line on stdout, for ``exec`` followed by ``size`` raw bytes of
 output. End of file on stdin ends it, and with it the kernel ends every process of the sandbox.
 
-Being PID 1 it cannot be killed from inside, not even by ``kill -9 -1``.
+Being PID 1 it cannot be killed from inside, not even by ``kill -9 -1``; the filter of ``seccomp`` keeps its limits and
+its priority out of the commands' reach.
 """
 
 import base64
@@ -32,6 +33,7 @@ _FILE_BYTES = 2048
 
 def main() -> None:
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # what NeMo Gym's worker let bwrap inherit
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a handler, such as Python's, is what lets a signal through to PID 1
     wakeup, _ = _wake_on_child_exit()
     setup = json.loads(sys.stdin.buffer.readline())
     try:
@@ -204,10 +206,14 @@ class _Supervisor:
                 self._ended[pid] = status
 
     def _enforce_limits(self) -> str | None:
-        processes = _processes()
+        try:
+            processes = _processes()
+            memory_bytes = self._memory_in_use(processes)
+        except OSError:  # the host can open no file now; it is not this sandbox's fault
+            return None
         if len(processes) > self._max_processes:
             limit = f"{self._max_processes} processes"
-        elif self._memory_in_use(processes) > self._memory_bytes:
+        elif memory_bytes > self._memory_bytes:
             limit = f"{self._memory_bytes >> 20} MiB of memory"
         else:
             return None

@@ -22,8 +22,9 @@ _FOLDERS = (
     *("/image", "/var", "/opt", "/opt/sandbox", "/opt/miniconda3", "/opt/miniconda3/bin", "/opt/miniconda3/envs"),
     *("/opt/miniconda3/etc", "/opt/miniconda3/etc/profile.d"),
 )
-# Read-only once bwrap has filled them; every writable place below is a mount of its own.
-_READ_ONLY = ("/", "/dev")
+# Read-only once bwrap has filled them; every writable place below is a mount of its own. /proc: it holds the host's
+# settings and PID 1's.
+_READ_ONLY = ("/", "/dev", "/proc")
 
 
 @dataclass(frozen=True)

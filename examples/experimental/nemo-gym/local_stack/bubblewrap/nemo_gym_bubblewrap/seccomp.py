@@ -1,10 +1,11 @@
 """The system calls that a sandbox refuses, as a seccomp filter.
 
-Two kinds: those that take memory which ``init`` cannot count, and those that lead out of the sandbox's namespaces. A
-filter sees numbers only, neither paths nor what a pointer points to.
+Three kinds: those that take memory which ``init`` cannot count, those that lead out of the sandbox's namespaces, and
+those that reach PID 1. A filter sees numbers only, neither paths nor what a pointer points to.
 """
 
 import errno
+import os
 import socket
 import struct
 from typing import NamedTuple
@@ -29,7 +30,13 @@ _CALLS = {
     "memfd_secret": (447, 447),
     "mmap": (9, 222),
     "msgget": (68, 186),
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
     "semget": (64, 190),
+    "setpriority": (141, 140),
     "setsockopt": (54, 208),
     "setxattr": (188, 5),
     "setxattrat": (463, 463),
@@ -89,6 +96,14 @@ _REFUSALS = (
     _Refusal("clone3", errno.ENOSYS),
     # A network namespace does not hold every family: vsock reaches the host of a virtual machine.
     _Refusal("socket", errno.EAFNOSUPPORT, (_Argument(0, _OTHER_FAMILIES),)),
+    # PID 1 runs as the user of the commands.
+    _Refusal("prlimit64", errno.EPERM, (_Argument(0, (1,)),)),
+    _Refusal("sched_setaffinity", errno.EPERM, (_Argument(0, (1,)),)),
+    _Refusal("sched_setattr", errno.EPERM, (_Argument(0, (1,)),)),
+    _Refusal("sched_setparam", errno.EPERM, (_Argument(0, (1,)),)),
+    _Refusal("sched_setscheduler", errno.EPERM, (_Argument(0, (1,)),)),
+    _Refusal("setpriority", errno.EPERM, (_Argument(1, (1,)),)),
+    _Refusal("setpriority", errno.EPERM, (_Argument(0, (os.PRIO_USER,)),)),
 )
 
 
