@@ -39,7 +39,9 @@ class Limits:
         testbed_mib: size of /testbed, MiB.
         tmp_mib: size of /tmp, MiB.
         home_mib: size of /root, MiB.
-        output_mib: largest output of one command, MiB; what is written beyond it fails.
+        shm_mib: size of /dev/shm, MiB.
+        output_mib: largest output of one command, MiB; what is written beyond it fails. An episode's worker keeps the
+            outputs of all its commands, each several times over.
     """
 
     memory_mib: int = 2048
@@ -48,7 +50,8 @@ class Limits:
     testbed_mib: int = 512
     tmp_mib: int = 512
     home_mib: int = 128
-    output_mib: int = 64
+    shm_mib: int = 64
+    output_mib: int = 16
 
     def as_dict(self) -> dict[str, int]:
         """Return the limits by name, as ``init`` reads them."""
@@ -117,7 +120,7 @@ def bwrap_command(*, bwrap: str, image: Image, limits: Limits, user_namespace: b
         *_tmpfs("/var/tmp", mib=limits.tmp_mib, mode="1777"),
         *_tmpfs("/root", mib=limits.home_mib, mode="0755"),
         *_tmpfs("/run", mib=limits.output_mib, mode="1777"),
-        *_tmpfs("/dev/shm", mib=limits.output_mib, mode="1777"),
+        *_tmpfs("/dev/shm", mib=limits.shm_mib, mode="1777"),
         *_image_mounts(image),
         *(word for path in _READ_ONLY for word in ("--remount-ro", path)),
         *("--chdir", "/testbed", "--", "/opt/python/bin/python3", "-I", "-S", "/opt/sandbox/init.py"),
