@@ -38,7 +38,7 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
     "LimitsExceeded": ExitStatus(True, "graded although the agent never submitted"),
     "ContextLengthExceeded": ExitStatus(True, "the conversation outgrew the model's context"),
     "TimeLimitExceeded": ExitStatus(True, "the episode took longer than NEMO_GYM_RUN_TIMEOUT"),
-    "NoTestsRan": ExitStatus(True, "graded without an error, but not one test was reported"),
+    "NoTestsRan": ExitStatus(True, "graded, but not one test was reported, or what the tests printed could not be read"),
     "TestsSkipped": ExitStatus(True, "graded 1.0, but not every FAIL_TO_PASS test was seen to pass"),
     "SandboxFailed": ExitStatus(True, "the sandbox died under the agent's commands"),
     "SandboxUnavailable": ExitStatus(False, "the sandbox could not be created: image, engine, disk or quota"),
@@ -350,6 +350,8 @@ def _default_if_none(value: Any, default: Any) -> Any:
 _EXCEPTION_LINE = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:\((\w+)\))?(?::\s|:?$)")
 _RAY_WRAPPER = re.compile(r"^ray\.exceptions\.RayTaskError\((\w+)\)", re.MULTILINE)
 _MAKE_TEST_SPEC_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in make_test_spec$', re.MULTILINE)
+# swebench/harness/log_parsers: they read what the tests printed, and nothing else.
+_LOG_PARSER_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in parse_log_\w+$', re.MULTILINE)
 
 _SANDBOX_NOT_CREATED = re.compile(r"\w*Create\w*Error|E2BTemplateBuildError")
 _POLICY_API_ERRORS = frozenset(
@@ -429,6 +431,9 @@ def _classify_exception(exception: str, trace: str) -> str:
         return "UngradableInstance"
     if exception.startswith("litellm.") or name in _POLICY_API_ERRORS:
         return "PolicyEndpointError"
+    # The agent's loop ends with Submitted and never passes it on: here the tests' output posed as a submission.
+    if name == "Submitted" or _LOG_PARSER_FRAME.search(trace):
+        return "NoTestsRan"
     return "UnknownError"
 
 
