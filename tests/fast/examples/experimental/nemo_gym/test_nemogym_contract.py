@@ -306,6 +306,8 @@ def _in_ray(cls, last, *, file="provider.py", frame="create"):
         (_in_ray("KeyError", "KeyError: 'psf__Requests-1'"), "UnknownError", None),
         (_in_ray("KeyError", "KeyError: 'see File, in make_test_spec'"), "UnknownError", None),
         (_in_ray("IndexError", "IndexError: list index out of range"), "UnknownError", None),
+        (_in_ray("TypeError", "TypeError: argument of type 'int'", frame="parse_toolcall_actions"), "FormatError", 0.0),
+        (_in_ray("TypeError", "TypeError: argument of type 'int'"), "UnknownError", None),
         (_in_ray("IndexError", "IndexError: list index", file="python.py", frame="parse_log_seaborn"), "NoTestsRan", 0.0),
         (_in_ray("Submitted", "minisweagent.exceptions.Submitted", file="app.py", frame="_run_eval_v2"), "NoTestsRan", 0.0),
         (_UNPICKLABLE.format(last="litellm.exceptions.ContextWindowExceededError: litellm.Cont"), "ContextLengthExceeded", 0.0),
