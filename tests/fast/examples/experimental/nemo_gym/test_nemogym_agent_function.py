@@ -116,7 +116,7 @@ async def test_a_proxy_in_the_environment_is_not_used(monkeypatch):
 async def test_concurrent_episodes_of_one_instance_have_folders_of_their_own(stub):
     stub.on_run = gate = Gate()
     episodes = [asyncio.create_task(_run()) for _ in range(8)]
-    await _until(lambda: len(stub.requests) == 8)
+    await _until(lambda: len(stub.requests) >= 8)
     gate.open()
 
     assert [(await episode)["reward"] for episode in episodes] == [1.0] * 8
@@ -332,7 +332,7 @@ async def test_two_hundred_wait_for_sixty_four_slow_ones(stub, monkeypatch):
     monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "5")
     stub.on_run = gate = Gate()
     episodes = [asyncio.create_task(_run()) for _ in range(264)]
-    await _until(lambda: len(stub.requests) == 64)
+    await _until(lambda: len(stub.requests) >= 64)
     await asyncio.sleep(0.3)
     assert len(stub.requests) == 64, "the default of NEMO_GYM_MAX_CONCURRENCY"
     gate.open()
@@ -426,7 +426,7 @@ async def test_a_restart_in_the_middle_of_long_episodes_costs_only_what_was_in_f
     monkeypatch.setenv("NEMO_GYM_OUTAGE_WAIT", "0.5")
     stub.on_run = lambda body: asyncio.sleep(1.5, graded_body())
     episodes = [asyncio.create_task(_run(metadata=_row(number))) for number in range(6)]
-    await _until(lambda: len(stub.requests) == 3)
+    await _until(lambda: len(stub.requests) >= 3)
     stub.stop()
     stub.restart()
     results = await asyncio.wait_for(asyncio.gather(*episodes), timeout=30)
@@ -447,7 +447,7 @@ async def test_an_aborted_trial_makes_room_for_the_next(stub, monkeypatch):
     await asyncio.gather(*(_run(metadata=_row(number)) for number in range(8)))
     stub.on_run = lambda body: stub.hang()
     trial = asyncio.create_task(_run())
-    await _until(lambda: len(stub.requests) == 9)
+    await _until(lambda: len(stub.requests) >= 9)
     await connector.abort(None)
     assert (await trial)["exit_status"] == "Aborted"
     stub.on_run = lambda body: graded_body()
@@ -528,7 +528,7 @@ async def test_abort_ends_every_run_at_once_and_the_next_one_runs(stub, monkeypa
     monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "3")
     stub.on_run = gate = Gate()
     episodes = [asyncio.create_task(_run()) for _ in range(6)]
-    await _until(lambda: len(stub.requests) == 3)
+    await _until(lambda: len(stub.requests) >= 3)
     start = time.monotonic()
     await connector.abort(None)
     results = await asyncio.gather(*episodes)
