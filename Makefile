@@ -1,6 +1,7 @@
 # make help lists the targets. Settings: the variables below, on the command line or in the environment.
 PYTHON ?= python3
 CONCURRENCY ?= $(shell nproc 2>/dev/null || echo 2)
+PASSES ?= 1
 EXAMPLE := examples/experimental/nemo-gym
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -12,10 +13,11 @@ SOURCES := examples tests tools
 export LOCAL_STACK_DIR ?= $(CURDIR)/.local_stack
 export PYTHONPATH := $(CURDIR)/$(EXAMPLE)
 STACK := $(PY) -m local_stack
-SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency $(CONCURRENCY) $(if $(LIMIT),--limit $(LIMIT))
+SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-miles lint format golden-scan policy-scan data eval-specs serve train train-dry-run lock clean
+.PHONY: help venv miles-venv setup test test-miles lint format golden-scan policy-scan data eval-specs serve doctor train \
+	train-dry-run miles-flags lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -51,27 +53,37 @@ format: venv  ## ruff, autoflake, isort, black: rewrite
 	$(VENV)/bin/isort $(SOURCES)
 	$(VENV)/bin/black $(SOURCES)
 
+# Settings are checked before NeMo Gym starts; what the scan says of its options is followed by make's names for them.
+SETTINGS := DATA='$(DATA)' LIMIT='$(LIMIT)' PASSES='$(PASSES)' CONCURRENCY='$(CONCURRENCY)' ARGS='$(ARGS)'
+CHECK = $(1) --check-only $(if $(DATA),--input "$(DATA)") || { echo "the settings of make: $(SETTINGS)" >&2; exit 2; }
+# Unfinished scans are resumed. A finished one of the local tasks runs again: it is to prove this machine as it is now.
+TASKS = --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" $(if $(DATA),,--again)
+GOLDEN_SCAN = $(SCAN) --golden --output outputs/golden.jsonl $(ARGS)
+
 ifdef NEMO_GYM_URL
 golden-scan: venv
 	@test -n "$(DATA)" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name its tasks with DATA=<file.jsonl>" >&2; exit 2; }
 	@mkdir -p outputs
-	@$(SCAN) --golden --input "$(DATA)" --output outputs/golden.jsonl
+	@$(call CHECK,$(GOLDEN_SCAN))
+	@$(GOLDEN_SCAN) --input "$(DATA)"
 else
-golden-scan: venv  ## prove every task: gold patch 1.0, empty patch 0.0
+golden-scan: venv  ## prove every task: gold patch 1.0, empty patch 0.0 (PASSES=1, LIMIT=, DATA=, ARGS=)
 	@mkdir -p outputs
-	@exec $(STACK) run --with-parent --golden -- $(SCAN) --golden --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" --output outputs/golden.jsonl
+	@$(call CHECK,$(GOLDEN_SCAN))
+	@exec $(STACK) run --with-parent --golden -- $(GOLDEN_SCAN) $(TASKS)
 endif
 
 # Of the scripted roles solve runs on every task, the others on their first few.
 FEW := $(or $(LIMIT),2)
 POLICY_SCAN = $(SCAN) --policy-base-url "$$POLICY_BASE_URL" --output outputs/policy.jsonl $(ARGS)
-ROLE_SCAN = echo "scripted policy: $(1)"; $(SCAN) --policy-base-url "$${POLICY_BASE_URL%/solve/v1}/$(1)/v1" --output outputs/policy-$(1).jsonl --input "$$LOCAL_STACK_TASKS"
+LOCAL_MODEL = --policy-model "$(or $(POLICY_MODEL),model)"
+ROLE_SCAN = echo "scripted policy: $(1)"; $(SCAN) --policy-base-url "$${POLICY_BASE_URL%/solve/v1}/$(1)/v1" --output outputs/policy-$(1).jsonl --input "$$LOCAL_STACK_TASKS" --again $(ARGS)
 define ROLE_SCANS
 set -e
 $(call ROLE_SCAN,solve) --expect-reward 1 --expect-exit-status Submitted
-$(call ROLE_SCAN,wrong) --limit $(FEW) --expect-reward 0 --expect-exit-status Submitted
-$(call ROLE_SCAN,never-submit) --limit $(FEW) --expect-reward 0 --expect-exit-status LimitsExceeded
-$(call ROLE_SCAN,never-call) --limit $(FEW) --expect-reward 0 --expect-exit-status LimitsExceeded
+$(call ROLE_SCAN,wrong) --limit "$(FEW)" --expect-reward 0 --expect-exit-status Submitted
+$(call ROLE_SCAN,never-submit) --limit "$(FEW)" --expect-reward 0 --expect-exit-status LimitsExceeded
+$(call ROLE_SCAN,never-call) --limit "$(FEW)" --expect-reward 0 --expect-exit-status LimitsExceeded
 endef
 export ROLE_SCANS
 
@@ -80,14 +92,18 @@ policy-scan: venv
 	@test -n "$(DATA)" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name its tasks with DATA=<file.jsonl>" >&2; exit 2; }
 	@test -n "$$POLICY_BASE_URL" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name the policy it calls with POLICY_BASE_URL=<http://host:8000/v1>" >&2; exit 2; }
 	@mkdir -p outputs
+	@$(call CHECK,$(POLICY_SCAN))
 	@$(POLICY_SCAN) --input "$(DATA)"
 else ifdef POLICY_BASE_URL
 policy-scan: venv
 	@mkdir -p outputs
-	@exec $(STACK) run --with-parent -- $(POLICY_SCAN) --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)"
+	@$(call CHECK,$(POLICY_SCAN) $(LOCAL_MODEL))
+	@exec $(STACK) run --with-parent -- $(POLICY_SCAN) $(LOCAL_MODEL) $(TASKS)
 else
-policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name>
+policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name> (PASSES=1, ...)
+	@test -z "$(DATA)" || { echo "error: the scripted policies know the local tasks only, found DATA=$(DATA); name a policy for it with POLICY_BASE_URL=<http://host:8000/v1>" >&2; exit 2; }
 	@mkdir -p outputs
+	@$(call CHECK,$(SCAN) $(ARGS))
 	@exec $(STACK) run --with-parent --policy solve -- sh -c "$$ROLE_SCANS"
 endif
 
@@ -102,6 +118,9 @@ eval-specs: setup  ## list again what the pinned swebench can grade, for make da
 serve: venv  ## run NeMo Gym in the foreground (PORT=12000, POLICY_MODEL=model)
 	@exec $(STACK) serve --with-parent
 
+doctor: venv  ## check servers, tasks and the way back: ok, warning or error (DATA=<prompt data>, EVAL_DATA=)
+	@$(PY) $(EXAMPLE)/nemogym_preflight.py $(if $(DATA),--prompt-data "$(DATA)") $(if $(EVAL_DATA),--eval-data "$(EVAL_DATA)") $(ARGS)
+
 train:  ## one GRPO job on 4 GPUs (MILES=<checkout>, NEMO_GYM_URL=<server>, ARGS="--num-rollout 200")
 	@test -z "$(MILES)" -o -e "$(MILES)/miles/utils/external_utils/command_utils.py" || { echo "error: MILES=$(MILES) is no checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make train MILES=<folder>" >&2; exit 2; }
 	@PYTHONPATH="$(if $(MILES),$(abspath $(MILES)):)$(PYTHONPATH)" $(PYTHON) $(EXAMPLE)/run.py $(ARGS)
@@ -109,10 +128,17 @@ train:  ## one GRPO job on 4 GPUs (MILES=<checkout>, NEMO_GYM_URL=<server>, ARGS
 train-dry-run: venv  ## print what make train would run (MILES=<checkout>); no GPU needed
 	@$(PY) tools/train_dry_run.py "$(MILES)" $(ARGS)
 
-lock: venv  ## pin the closure of pyproject.toml and of the local stack's requirements.in
+miles-flags: venv  ## put every recorded launch through Miles' own parser, write its options down (MILES=<checkout>)
+	@test -n "$(MILES)" || { echo "error: name a checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make miles-flags MILES=<folder>" >&2; exit 2; }
+	@$(PY) tools/setup_venv.py .venv-miles-flags tools/miles_flags.txt 3.11
+	@$(PY) tools/setup_venv.py .venv-megatron tools/miles_megatron.txt 3.11
+	@.venv-miles-flags/bin/python tools/miles_flags.py "$(MILES)" --megatron .venv-megatron
+
+lock: venv  ## pin the closure of pyproject.toml and of the other environments' .in files
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
 	$(VENV)/bin/uv pip compile --quiet --python-version 3.13.14 --no-header --no-annotate --no-emit-index-url $(EXAMPLE)/local_stack/requirements.in -o $(EXAMPLE)/local_stack/requirements.txt
+	$(VENV)/bin/uv pip compile --quiet --config-file tools/miles_flags.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tools/miles_flags.in -o tools/miles_flags.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tests/miles/uv.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/miles/requirements.in -o tests/miles/requirements.txt
 
 clean:  ## remove environments, tasks and outputs
-	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache

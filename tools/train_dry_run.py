@@ -5,7 +5,7 @@
 1. The launcher's ``prepare`` and ``execute`` run as they are, through the ``command_utils`` of the checkout.
 2. Two modules of Miles are replaced before it is imported, because they import ray and httpx: ``exec_command``, its
    whole shell layer, by one that notes each command; ``http_utils``, of which it takes a wait for servers that the
-   launcher never starts, by a stub that raises. So a Python with typer is enough.
+   launcher never starts, by a stub that raises. So a Python with what the launcher itself imports is enough.
 3. From then on this process can start no program at all: Python's audit hook refuses it.
 4. Values of secrets are masked: options and variables named like a key, token, secret or password, and those values
    wherever else they appear; so is what stands before the @ of a URL.
@@ -34,7 +34,10 @@ _SHELL = "miles.utils.external_utils.exec_command"
 _HTTP = "miles.utils.http_utils"
 
 _STARTS_A_PROGRAM = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn")
-_SECRET = re.compile(r"(?:^|[-_])(?:api)?(?:key|token|secret|password|passwd|credential)s?(?:$|[-_])", re.IGNORECASE)
+_SECRET_WORD = "(?:api)?(?:key|token|secret|password|passwd|credential)s?"
+_SECRET = re.compile(rf"(?:^|[-_]){_SECRET_WORD}(?:$|[-_])", re.IGNORECASE)
+# Of an option it has to be the last word: --moe-token-dispatcher-type is none.
+_SECRET_OPTION = re.compile(rf"--(?:.*[-_])?{_SECRET_WORD}", re.IGNORECASE)
 _DATA_COLUMN = re.compile(r"--(?:eval-)?(?:input|label|metadata|reward|tool)-key")
 _NUMBER = re.compile(r"[0-9.e+-]+")
 _MASK = "***"
@@ -138,6 +141,7 @@ def _commit(checkout: Path) -> str:
 
 
 def _import_launcher() -> types.ModuleType:
+    sys.path.insert(0, str(_LAUNCHER.parent))
     spec = importlib.util.spec_from_file_location("nemogym_launcher", _LAUNCHER)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -204,12 +208,17 @@ def masked(lines: Iterable[str], *, secrets: Iterable[str]) -> list[str]:
 
 def _masked_line(line: str, secrets: list[str]) -> str:
     name, separator, value = re.match(r"([^\s=]*)([\s=]?)(.*)", line, re.DOTALL).groups()
-    is_option = name.startswith("--")
-    if _SECRET.search(name) and not (is_option and (_DATA_COLUMN.fullmatch(name) or _NUMBER.fullmatch(value))):
+    if _names_a_secret(name) and not (name.startswith("--") and _NUMBER.fullmatch(value)):
         return f"{name}{separator}{_MASK if value else ''}"
     for secret in secrets:
         line = line.replace(secret, _MASK)
     return re.sub(r"//[^/@\s]*@", f"//{_MASK}@", line)
+
+
+def _names_a_secret(name: str) -> bool:
+    if name.startswith("--"):
+        return bool(_SECRET_OPTION.fullmatch(name)) and not _DATA_COLUMN.fullmatch(name)
+    return bool(_SECRET.search(name))
 
 
 def _secrets(commands: Iterable[str]) -> list[str]:

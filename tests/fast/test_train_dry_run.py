@@ -36,6 +36,17 @@ def test_prints_commands_environment_and_options_one_a_line():
     assert {"--use-session-server", "--input-key prompt", "--max-tokens-per-gpu 16384"} <= set(lines)
 
 
+def test_an_option_that_only_speaks_of_tokens_is_no_secret():
+    given = "--moe-token-dispatcher-type alltoall --metadata-key metadata --my-token hidden1 --tokens-key hidden2"
+    lines = dry_run(STAND_IN, "--extra-args", given).stdout.splitlines()
+    assert {"--moe-token-dispatcher-type alltoall", "--metadata-key metadata", "--my-token ***"} <= set(lines)
+    assert "--tokens-key ***" in lines
+
+
+def test_needs_no_python_path_of_the_users():
+    assert dry_run(STAND_IN, PYTHONPATH="").returncode == 0
+
+
 def test_masks_secrets():
     extra = "--sglang-api-key=topsecret1 --router-oracle-password 'two words' --max-tokens-to-oom 4"
     ended = dry_run(

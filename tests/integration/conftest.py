@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,16 @@ os.environ.setdefault("LOCAL_STACK_DIR", str(REPOSITORY / ".local_stack"))
 
 from local_stack.install import set_up
 from local_stack.paths import Paths
+from local_stack.scripted_policy import make_app, role_url, serving
 from local_stack.server import Options, Stack, running_stack
+from nemogym_agent_function import run_episode
 
+from .session_policy import Session, playing
+
+TIMEOUT_S = 300.0
+POLICY_KEY = "sk-0123456789-of-a-test"
+# Tests that hang cost this long; those of the local tasks end within 10 s on an idle machine.
+EVAL_TIMEOUT_S = 60
 _SANDBOX_DRIVER = Path(__file__).with_name("sandbox_driver.py")
 
 
@@ -36,7 +45,7 @@ def paths() -> Paths:
 @pytest.fixture(scope="session")
 def stack(paths: Paths) -> Iterator[Stack]:
     """One NeMo Gym for the session."""
-    with running_stack(paths, options=Options(concurrency=8)) as stack:
+    with running_stack(paths, options=Options(concurrency=8, eval_timeout=EVAL_TIMEOUT_S)) as stack:
         yield stack
 
 
@@ -52,6 +61,39 @@ def command_environment() -> dict[str, str]:
     settings = ("NEMO_GYM_", "MILES_", "PORT", "POLICY_", "DATA", "LIMIT")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(settings)}
     return {**inherited, "PYTHONPATH": str(EXAMPLE_DIR)}
+
+
+@pytest.fixture
+async def policy(stack, tasks):
+    """Runs one episode of a role; ``policy.calls`` counts the agent's model calls by role and HTTP status."""
+    app = make_app(tasks, api_key=POLICY_KEY)
+    calls: Counter = Counter()
+
+    async def count(request, response) -> None:
+        calls[request.match_info["role"], response.status] += 1
+
+    app.on_response_prepare.append(count)
+    async with serving(app) as url:
+
+        async def run(role: str, task: dict, *, key: str = POLICY_KEY, timeout_s: float = TIMEOUT_S):
+            return await run_episode(
+                task,
+                request_kwargs={},
+                server=stack.policy_url,
+                timeout_s=timeout_s,
+                policy_base_url=role_url(url, role),
+                policy_api_key=key,
+            )
+
+        run.calls = calls
+        yield run
+
+
+@pytest.fixture
+async def start_session() -> AsyncIterator[Callable[..., Session]]:
+    """Opens sessions of a policy endpoint; see ``session_policy.playing``."""
+    async with playing() as start:
+        yield start
 
 
 @pytest.fixture

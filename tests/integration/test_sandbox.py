@@ -1,11 +1,15 @@
 """What a sandbox keeps in and what it keeps out."""
 
 import os
+import resource
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from .process_tree import ancestors, find_process
 
 BOTH_WAYS_IN = pytest.mark.parametrize(
     "user_namespace",
@@ -15,6 +19,11 @@ BOTH_WAYS_IN = pytest.mark.parametrize(
 
 def outputs(results: list[dict]) -> list[str]:
     return [result["stdout"].strip() for result in results]
+
+
+def python(code: str) -> str:
+    """The command that runs ``code`` on the sandbox's interpreter."""
+    return f"/opt/python/bin/python3 -I -S - <<'END_OF_CODE'\n{code}\nEND_OF_CODE"
 
 
 @BOTH_WAYS_IN
@@ -114,6 +123,133 @@ def test_memory_stays_inside(in_sandboxes, user_namespace):
     assert outputs(results)[2] == "alive"
 
 
+_TRY_TO_LEAVE = """
+import ctypes, mmap, os, platform, socket
+libc = ctypes.CDLL(None)
+zero = os.open("/dev/zero", os.O_RDWR)
+open("/tmp/file", "wb").close()
+new_user_namespace = 0x10000000
+def enlarge_buffer(option):
+    with socket.socket(socket.AF_UNIX) as probe:
+        before = probe.getsockopt(socket.SOL_SOCKET, option)
+        probe.setsockopt(socket.SOL_SOCKET, option, 1 << 30)
+        return -1 if probe.getsockopt(socket.SOL_SOCKET, option) == before else 0
+attempts = {
+    "memfd": lambda: os.memfd_create("x"),
+    "shared memory": lambda: mmap.mmap(-1, 4096),
+    "shared memory of /dev/zero": lambda: mmap.mmap(zero, 4096),
+    "System V segment": lambda: libc.shmget(0, 4096, 0o1600),
+    "System V semaphores": lambda: libc.semget(0, 32000, 0o1600),
+    "System V queue": lambda: libc.msgget(0, 0o1600),
+    "vmsplice": lambda: libc.vmsplice(os.pipe()[1], 0, 0, 0),
+    "io_uring": lambda: libc.syscall(425, 8, ctypes.create_string_buffer(120)),
+    "access list": lambda: os.setxattr("/tmp/file", "user.x", b""),
+    "unshare": lambda: libc.unshare(new_user_namespace),
+    "clone": lambda: libc.syscall({"x86_64": 56, "aarch64": 220}[platform.machine()], new_user_namespace | 17, 0, 0, 0, 0),
+    "vsock": lambda: socket.socket(40, socket.SOCK_STREAM),
+    "larger send buffer": lambda: enlarge_buffer(socket.SO_SNDBUF),
+    "larger receive buffer": lambda: enlarge_buffer(socket.SO_RCVBUF),
+    "private memory": lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE),
+}
+for name, attempt in attempts.items():
+    try:
+        refused = attempt() == -1
+    except OSError:
+        refused = True
+    print(f"{name}: {'refused' if refused else 'done'}")
+"""
+
+
+@BOTH_WAYS_IN
+def test_memory_and_namespaces_out_of_sight_are_refused(in_sandboxes, user_namespace):
+    (results,) = in_sandboxes([python(_TRY_TO_LEAVE)], user_namespace=user_namespace)
+    attempts = dict(line.split(": ") for line in outputs(results)[0].splitlines())
+    assert len(attempts) == 15, results
+    assert [name for name, found in attempts.items() if found == "done"] == ["private memory"]
+
+
+_TAKE = {
+    "unread messages": """
+import socket
+held = []
+while True:
+    held.append(socket.socketpair())
+    for end in held[-1]:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+        end.setblocking(False)
+        try:
+            while end.send(bytes(1 << 16)): pass
+        except BlockingIOError: pass
+""",
+    "empty files": """
+import itertools, os
+for number in itertools.count():
+    os.close(os.open(f"/tmp/{number}", os.O_CREAT))
+""",
+    "page tables": """
+import mmap, time
+size = 1 << 36
+held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
+for place in range(0, size, 1 << 21):
+    held[place]
+time.sleep(60)
+""",
+}
+
+
+@BOTH_WAYS_IN
+def test_memory_of_the_kernel_counts(in_sandboxes, user_namespace):
+    sandboxes = [[python(code), "echo alive"] for code in _TAKE.values()]
+    every = in_sandboxes(*sandboxes, limits={"memory_mib": 100}, user_namespace=user_namespace)
+    for taken, results in zip(_TAKE, every, strict=True):
+        assert results[0]["stderr"].startswith("more than 100 MiB of memory"), (taken, results)
+        assert outputs(results)[1] == "alive", (taken, results)
+
+
+@BOTH_WAYS_IN
+def test_ordinary_programs_run(in_sandboxes, user_namespace):
+    code = """
+import mmap, multiprocessing, socket, subprocess, threading
+from multiprocessing import shared_memory
+def main():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+    shared = shared_memory.SharedMemory(create=True, size=1 << 20)
+    shared.buf[0] = 1
+    shared.unlink()
+    with open("/tmp/mapped", "w+b") as file:
+        file.truncate(4096)
+        mmap.mmap(file.fileno(), 4096)[0] = 1
+    thread = threading.Thread(target=print, args=["thread"])
+    thread.start()
+    thread.join()
+    server = socket.create_server(("127.0.0.1", 0))
+    socket.create_connection(server.getsockname()).close()
+    print(subprocess.run(["head", "-c", "3", "/dev/zero"], capture_output=True).stdout)
+main()
+"""
+    (results,) = in_sandboxes([python(code)], user_namespace=user_namespace)
+    assert outputs(results)[0].splitlines() == ["thread", r"b'\x00\x00\x00'"], results
+
+
+@BOTH_WAYS_IN
+def test_pid_1_is_out_of_reach(in_sandboxes, user_namespace):
+    refused = ["prlimit --pid 1 --nofile=3:3", "prlimit --pid 1 --cpu=1:1", "renice -n 19 -p 1", "renice -n 19 -u 0"]
+    refused += ["taskset -p 1 1", "chrt --idle -p 0 1"]
+    survived = [f"kill -{signal} 1; kill -{signal} -1; sleep 0.3" for signal in ("INT", "HUP", "CHLD", "KILL", "XCPU")]
+    (results,) = in_sandboxes([*refused, *survived, "echo alive"], user_namespace=user_namespace)
+    for result in results[: len(refused)]:
+        assert "Operation not permitted" in result["stdout"], results
+    assert outputs(results)[-1] == "alive", results
+
+
+@BOTH_WAYS_IN
+def test_settings_below_proc_are_read_only(in_sandboxes, user_namespace):
+    files = ("/proc/self/oom_score_adj", "/proc/1/oom_score_adj", "/proc/sys/kernel/core_pattern")
+    (results,) = in_sandboxes([f"test -w {file}; echo $?" for file in files], user_namespace=user_namespace)
+    assert outputs(results) == ["1"] * len(files)
+
+
 @BOTH_WAYS_IN
 def test_full_places_stay_inside(in_sandboxes, user_namespace):
     fill = "head -c 2G /dev/zero > {}/full; stat -c %s {}/full; rm {}/full"
@@ -125,7 +261,7 @@ def test_full_places_stay_inside(in_sandboxes, user_namespace):
     *filled, endless, last = results
     for result, mib in zip(filled, places.values(), strict=True):
         assert "No space left" in result["stdout"] and int(result["stdout"].split()[-1]) <= mib << 20
-    assert len(endless["stdout"]) <= 64 << 20
+    assert len(endless["stdout"]) <= 16 << 20
     assert last["stdout"].strip().endswith("alive")
 
 
@@ -133,6 +269,20 @@ def test_full_places_stay_inside(in_sandboxes, user_namespace):
 def test_kill_everything_stays_inside(in_sandboxes, user_namespace):
     (results,) = in_sandboxes(["kill -9 -1; kill -9 1", "echo alive"], user_namespace=user_namespace)
     assert outputs(results)[1] == "alive"
+
+
+def test_a_host_out_of_files_breaks_no_sandbox(in_sandboxes):
+    mark = f"3.{uuid.uuid4().int}"
+    with ThreadPoolExecutor() as pool:
+        # In a user namespace PID 1 is a process of ours, whose limits we may set.
+        running = pool.submit(in_sandboxes, [f"sleep {mark}", "echo alive"], user_namespace=True)
+        pid_1 = next(pid for pid, name in ancestors(find_process(mark)) if name.startswith("python"))
+        soft, hard = resource.prlimit(pid_1, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid_1, resource.RLIMIT_NOFILE, (3, hard))
+        time.sleep(1)
+        resource.prlimit(pid_1, resource.RLIMIT_NOFILE, (soft, hard))
+        (results,) = running.result()
+    assert outputs(results) == ["", "alive"], results
 
 
 def test_time_is_up(in_sandboxes):

@@ -17,11 +17,12 @@ from .trainer import running_trainer, write_prompt_data
 # --- session server v1 ------------------------------------------------------------
 
 
-async def test_a_turn_cut_after_its_tool_call_ends_the_sample_which_keeps_the_grade(trainer, task):
-    """The agent goes on after it; what it said then is not trained. The cut is in the status."""
+async def test_a_turn_cut_after_its_tool_call_ends_the_sample_which_has_no_reward_for_the_rest(trainer, task):
+    """The agent goes on after it, is graded 1.0, and what it said then is not trained."""
     group = await trainer.run_group((task, "cut-after-call"))
     (sample,), (calls,) = group.samples, group.calls
-    assert (sample.status, sample.reward, len(calls)) == (Sample.Status.TRUNCATED, 1.0, 5)
+    assert (sample.status, sample.reward, len(calls)) == (Sample.Status.TRUNCATED, 0.0, 5)
+    assert sample.metadata["reward"] == 1.0
     assert_lossless(sample, calls[:3], trainer.state.tokenizer)
     assert group.kept
 

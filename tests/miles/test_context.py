@@ -19,15 +19,17 @@ def _end(call) -> int:
     return len(call.prompt_ids) + len(call.token_ids)
 
 
-@pytest.mark.parametrize("short_by, status", [(-10, Sample.Status.COMPLETED), (10, Sample.Status.TRUNCATED)])
+@pytest.mark.parametrize(
+    "short_by, status, reward", [(-10, Sample.Status.COMPLETED, 1.0), (10, Sample.Status.TRUNCATED, 0.0)]
+)
 async def test_an_engine_with_more_context_has_turns_graded_that_are_cut(
-    checkpoint, tasks, task, calls, short_by, status
+    checkpoint, tasks, task, calls, short_by, status, reward
 ):
-    """Why run.py sets both to one value: a sample that ends before its submission carries the submission's reward."""
+    """Why run.py sets both to one value: a sample that ends before its submission may carry the submission's reward."""
     length = _end(calls[3]) - short_by
     with running_trainer(checkpoint, tasks, max_seq_len=length) as trainer:
         sample, said = await trainer.run_episode(task, "solve")
-    assert (sample.status, sample.reward, sample.metadata["exit_status"]) == (status, 1.0, "Submitted")
+    assert (sample.status, sample.reward, sample.metadata["exit_status"]) == (status, reward, "Submitted")
     assert len(said) == 5 and len(trained_runs(sample)) == 4
 
 

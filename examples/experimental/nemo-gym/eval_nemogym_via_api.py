@@ -2,58 +2,65 @@
 """Scan tasks on a running NeMo Gym agent server, without trainer or GPU: golden scan and policy scan.
 
 Golden scan, on a server started with run_golden=true:
-1. Every row runs with its gold patch, which must score 1.0.
-2. Every row runs again with an empty patch, which must score 0.0 with its tests run: a task that passes anyway teaches
-   nothing. (--no-null-control leaves this out.)
+1. Every row runs --passes times with its gold patch, which must score 1.0 each time.
+2. In the first pass every row also runs with an empty patch, which must score 0.0 with its tests run: a task that passes
+   anyway teaches nothing. Once is enough, as it is the task that is asked about here, not its steadiness.
+   (--no-null-control leaves this out.)
+3. What came of it is the task's class: supported (all as they should), flaky (1.0 and 0.0), broken (gold patch never
+   1.0, or 1.0 without it), inconclusive (the environment failed). --supported-ids writes the ids of the supported ones.
 
 Policy scan, on a server started with run_golden=false:
-1. Every row runs once with the policy at --policy-base-url, an OpenAI chat-completions endpoint that the agent server
-   can reach. The reward is the policy's; what must not happen is an episode without a verdict.
+1. Every row runs --passes times with the policy at --policy-base-url, an OpenAI chat-completions endpoint that the agent
+   server can reach. The reward is the policy's; what must not happen is an episode without a verdict.
 2. The model name is the agent server's own (policy_model_name); what can be checked of it and of the endpoint is, before
    the first episode. Without --temperature the agent sends 0.0.
+3. What comes of it is each task's solve rate, with a 95 % interval, and pass@k.
 
 In both, requests, HTTP and reading of the answers are the connector's own, so that a pass covers all of it but the
-session. Rows are Miles prompt rows ({"prompt", "metadata"}) or raw SWE-bench instances, one JSON object a line. Results
-go to --output, one JSON line per episode as it ends.
+session. Rows are Miles prompt rows ({"prompt", "metadata"}) or raw SWE-bench instances, one JSON object a line. The
+passes run one after the other over all rows, so that those of one task lie apart.
 
-Exit status: 0 all as expected (policy: every episode got a verdict, or ended as --expect-* says), 1 not so, 2 the
-set-up or the input is wrong, 130 interrupted.
+Results go to --output, one JSON line per episode as it ends (scan_results.py). Run again with the same --output, a scan
+that was interrupted or killed runs what is missing, and a finished one only tells its results.
+
+Exit status: 0 all as expected (golden: every task supported; policy: every episode got a verdict, or ended as --expect-*
+says), 1 not so, 2 the set-up or the input is wrong, 130 interrupted.
 
 Environment: NEMO_GYM_URL (see --nemo-gym-url), NEMO_GYM_HEAD_URL (see --head-url), NEMO_GYM_RUN_TIMEOUT (see --timeout),
 POLICY_MODEL (see --policy-model); OPENAI_API_KEY, else DEEPSEEK_API_KEY: the policy endpoint's key, never printed and
 never in --output.
 
-  python eval_nemogym_via_api.py --golden --input rows.jsonl --limit 5 --output results.jsonl
+  python eval_nemogym_via_api.py --golden --input rows.jsonl --limit 5 --passes 3 --output golden.jsonl
   python eval_nemogym_via_api.py --policy-base-url http://localhost:8000/v1 --input rows.jsonl --temperature 0.7
 """
 
 import asyncio
-import json
 import logging
-import math
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from nemogym_agent_function import run_episode
-from nemogym_contract import EXIT_STATUSES, build_run_request, without_userinfo
+from nemogym_contract import Outcome, without_userinfo
 from nemogym_preflight import PolicyKey, PreflightError, check_agent_server, check_policy_endpoint, read_policy_model
+from scan_input import Expectation, Options, SetUpError, check_options, load_rows
 from scan_report import (
-    Expectation,
-    Job,
-    Report,
-    Result,
-    SetUpError,
-    new_output,
+    Progress,
+    as_expected,
+    classes_of,
     print_golden_summary,
     print_policy_summary,
+    reason,
     say_what_is_kept,
+    say_what_was_found,
 )
+from scan_results import Results, fingerprint, open_results, write_ids
+from scan_statistics import Episode
 
 EXIT_OK, EXIT_TASK_FAILED, EXIT_SET_UP, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -62,6 +69,9 @@ _NOT_GOLDEN = frozenset({"PolicyServer", "PolicyEndpointError"})
 # These can be one task's fault; when nothing else is seen at the start, they are the set-up's.
 _NOTHING_RUNS = frozenset({"ServerUnreachable", "SandboxUnavailable"})
 _FIRST_HANDFUL = 4
+# No task causes these for others too: so many in a row mean that the server or the endpoint has gone.
+_GONE = frozenset({"ServerUnreachable", "PolicyEndpointError"})
+_IN_A_ROW = 8
 # A golden server calls no policy; one that does is told to call nobody, and found out by the first episode at once.
 _NO_POLICY = "http://127.0.0.1:9/v1"
 
@@ -72,13 +82,32 @@ class Policy:
 
     Attributes:
         base_url: OpenAI base URL, as the agent server reaches it.
+        name: what its results are known by: the model name where it is known, else the URL.
+        sampling: sampling settings, chat-completions names.
         key: its bearer key.
-        request_kwargs: sampling settings, chat-completions names; None leaves one out.
     """
 
     base_url: str
+    name: str
+    sampling: dict[str, Any]
     key: PolicyKey | None = None
-    request_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One episode to run: ``kind`` is gold, null or policy, ``attempt`` the number of the pass, from 1."""
+
+    row: dict[str, Any]
+    kind: str
+    attempt: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.row["instance_id"], self.kind, self.attempt
+
+    @property
+    def task(self) -> dict[str, Any]:
+        return {**self.row, "patch": ""} if self.kind == "null" else self.row
 
 
 # Plain tracebacks: the decorated ones show local variables, and one of them may be a key.
@@ -90,19 +119,39 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    input_path: Annotated[Path, typer.Option("--input", help="Miles prompt rows or SWE-bench instances, JSONL.")],
+    input_path: Annotated[
+        Path | None, typer.Option("--input", help="Miles prompt rows or SWE-bench instances, JSONL.")
+    ] = None,
     golden: Annotated[bool, typer.Option("--golden", help="The server applies patches: run_golden=true.")] = False,
     policy_base_url: Annotated[
         str | None, typer.Option(help="Run the policy at this OpenAI base URL, e.g. http://host:8000/v1.")
     ] = None,
+    passes: Annotated[int, typer.Option(help="Episodes of each task.")] = 1,
     limit: Annotated[int | None, typer.Option(help="Only the first N rows.")] = None,
     concurrency: Annotated[int, typer.Option(help="Episodes at a time.")] = 4,
-    timeout: Annotated[float | None, typer.Option(envvar="NEMO_GYM_RUN_TIMEOUT", help="Seconds an episode.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Results, one JSON line per episode.")] = None,
+    timeout: Annotated[float, typer.Option(envvar="NEMO_GYM_RUN_TIMEOUT", help="Seconds an episode.")] = 3600.0,
+    output: Annotated[
+        Path | None, typer.Option(help="Results, one JSON line per episode. What is in it is not run again.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Set a finished --output aside (<name>.previous) and run it again.")
+    ] = False,
+    retry_inconclusive: Annotated[
+        bool, typer.Option("--retry-inconclusive", help="Run episodes of --output again that the environment failed.")
+    ] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first episode that does not end as expected.")
+    ] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check-only", help="Check the other options, the files and the endpoint; run nothing.")
+    ] = False,
     nemo_gym_url: Annotated[
         str, typer.Option(envvar="NEMO_GYM_URL", help="URL of the agent server.")
     ] = "http://localhost:12000",
     null_control: Annotated[bool, typer.Option(help="Golden: also run every row with an empty patch.")] = True,
+    supported_ids: Annotated[
+        Path | None, typer.Option(help="Golden: write the ids of the supported tasks there, one a line.")
+    ] = None,
     policy_model: Annotated[
         str | None, typer.Option(envvar="POLICY_MODEL", help="Policy: model name that the endpoint expects.")
     ] = None,
@@ -123,281 +172,313 @@ def main(
     """Prove tasks with their gold patches (--golden), or run a policy on them (--policy-base-url)."""
     # What the connector logs about an episode, the scan reports itself.
     logging.getLogger("nemogym_agent_function").addHandler(logging.NullHandler())
-    expected = Expectation(reward=expect_reward, exit_status=expect_exit_status)
     sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
-    rows: list[dict[str, Any]] = []
-    results: list[Result] = []
+    options = Options(
+        input_path=input_path,
+        golden=golden,
+        policy_base_url=(policy_base_url or "").strip().rstrip("/") or None,
+        policy_model=policy_model or None,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        expected=Expectation(reward=expect_reward, exit_status=expect_exit_status),
+        passes=passes,
+        null_control=null_control,
+        limit=limit,
+        concurrency=concurrency,
+        timeout_s=timeout,
+        output=output,
+        again=again,
+        retry_inconclusive=retry_inconclusive,
+        fail_fast=fail_fast,
+        supported_ids=supported_ids,
+        server=nemo_gym_url,
+        head_url=head_url or None,
+    )
     try:
-        timeout_s = check_options(
-            golden=golden,
-            limit=limit,
-            concurrency=concurrency,
-            timeout=timeout,
-            policy_base_url=policy_base_url,
-            sampling=sampling,
-            expected=expected,
-        )
-        rows = load_rows(input_path, limit=limit, needed="patch" if golden else "problem_statement")
-        jobs = [Job(row, kind, expected) for row in rows for kind in _kinds(golden=golden, null_control=null_control)]
-        check_agent_server(nemo_gym_url)
-        policy = None
-        if not golden:
-            policy = Policy(policy_base_url.strip().rstrip("/"), PolicyKey.from_environment(), sampling)
-            check_policy(policy, server=nemo_gym_url, head_url=head_url or None, expected_model=policy_model or None)
-        with new_output(output, input_path=input_path) as sink:
-            report = Report(results=results, total=len(jobs), sink=sink)
-            asyncio.run(
-                scan(jobs, report, server=nemo_gym_url, timeout_s=timeout_s, concurrency=concurrency, policy=policy)
-            )
+        status = check(options) if check_only else execute(options)
     except (SetUpError, PreflightError) as error:
-        say_what_is_kept(results, output)
         print(f"set-up: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_SET_UP) from None
+        status = EXIT_SET_UP
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        say_what_is_kept(results, output)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    if golden:
-        print_golden_summary(rows, results)
-    else:
-        print_policy_summary(rows, results, expected=expected)
-    raise typer.Exit(EXIT_OK if all(result.as_expected for result in results) else EXIT_TASK_FAILED)
+        status = EXIT_INTERRUPTED
+    raise typer.Exit(status)
 
 
-def _kinds(*, golden: bool, null_control: bool) -> tuple[str, ...]:
-    if not golden:
-        return ("policy",)
-    return ("gold", "null") if null_control else ("gold",)
+def check(options: Options) -> int:
+    """Check all that can be checked before there is an agent server; run nothing and write nothing.
+
+    Raises:
+        SetUpError, PreflightError: what is wrong.
+    """
+    check_options(options, check_only=True)
+    rows = _load(options) if options.input_path else []
+    mode = True if options.golden else False if options.policy_base_url else None
+    with open_results(options.output, golden=mode, tasks=_fingerprints(rows)) as results:
+        if options.policy_base_url:
+            _check_same_policy(results, options)
+            key = PolicyKey.from_environment()
+            check_policy_endpoint(options.policy_base_url, model=options.policy_model, key=key)
+    return EXIT_OK
 
 
-def check_policy(policy: Policy, *, server: str, head_url: str | None, expected_model: str | None) -> None:
-    """Check the endpoint and the model name before the first episode; warn of what cannot be checked, and of the key.
+def execute(options: Options) -> int:
+    """Run what the results file does not hold yet, and tell what all of it shows.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SetUpError, PreflightError: the set-up or the input is wrong.
+    """
+    check_options(options)
+    rows = _load(options)
+    jobs = plan(rows, golden=options.golden, passes=options.passes, null_control=options.null_control)
+    with open_results(options.output, golden=options.golden, tasks=_fingerprints(rows)) as results:
+        _check_same_policy(results, options)
+        if options.retry_inconclusive:
+            results.drop_inconclusive()
+        to_run = _missing(jobs, results)
+        if options.again and not to_run:
+            print(f"set aside as {results.set_aside()}", file=sys.stderr)
+            to_run = jobs
+        say_what_was_found(results, options, to_run=len(to_run))
+        failed = any(not as_expected(episode, options.expected) for episode in results.episodes)
+        if to_run and not (options.fail_fast and failed):
+            _run(to_run, results, options)
+        if not_run := len(_missing(jobs, results)):
+            print(f"--fail-fast: stopped at the first failure, {not_run} episode(s) are not run", file=sys.stderr)
+        return _conclude([row["instance_id"] for row in rows], results.episodes, options)
+
+
+def plan(rows: Sequence[dict[str, Any]], *, golden: bool, passes: int, null_control: bool) -> list[Job]:
+    """The episodes of a scan, pass after pass: those of one task lie apart. The empty patch runs in the first.
 
     Args:
-        policy: what will run.
-        server: URL of the agent server.
-        head_url: URL of its head server; None guesses it.
-        expected_model: the model name that the endpoint expects, as the user says.
+        rows: the tasks.
+        golden: gold and null episodes, else policy ones.
+        passes: how often each task runs.
+        null_control: whether there are null ones.
+    """
+    jobs = []
+    for attempt in range(1, passes + 1):
+        kinds = (("gold", "null") if null_control and attempt == 1 else ("gold",)) if golden else ("policy",)
+        jobs += [Job(row, kind, attempt) for row in rows for kind in kinds]
+    return jobs
+
+
+def _missing(jobs: Sequence[Job], results: Results) -> list[Job]:
+    return [job for job in jobs if job.key not in results]
+
+
+def _check_same_policy(results: Results, options: Options) -> None:
+    """Refuse results of another policy, as far as that is known before the agent server is asked."""
+    results.check("sampling", options.sampling)
+    if options.policy_base_url and options.policy_model:
+        results.check("policy", options.policy_model)
+
+
+def _load(options: Options) -> list[dict[str, Any]]:
+    needed = "problem_statement" if options.policy_base_url else "patch"
+    return load_rows(options.input_path, limit=options.limit, needed=needed)
+
+
+def _fingerprints(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    return {row["instance_id"]: fingerprint(row) for row in rows}
+
+
+def _run(jobs: list[Job], results: Results, options: Options) -> None:
+    """Check the server and run the episodes; say what is kept if that is cut short."""
+    check_agent_server(options.server)
+    policy = None if options.golden else ready_policy(options)
+    if policy:
+        results.check("policy", policy.name)
+    try:
+        asyncio.run(scan(jobs, results, options, policy=policy))
+    except (SetUpError, KeyboardInterrupt):
+        say_what_is_kept(results.added, options.output)
+        raise
+
+
+def _conclude(ids: list[str], episodes: list[Episode], options: Options) -> int:
+    if not options.golden:
+        print_policy_summary(ids, episodes, passes=options.passes, expected=options.expected)
+        good = all(as_expected(episode, options.expected) for episode in episodes)
+        return EXIT_OK if good else EXIT_TASK_FAILED
+    classes = classes_of(ids, episodes, passes=options.passes, null_control=options.null_control)
+    print_golden_summary(classes, episodes, passes=options.passes)
+    supported = [instance_id for instance_id, name in classes.items() if name == "supported"]
+    if options.supported_ids and "unfinished" in classes.values():
+        print(f"{options.supported_ids} is not written: not every task has run", file=sys.stderr)
+    elif options.supported_ids:
+        write_ids(options.supported_ids, supported)
+        print(f"{len(supported)} supported id(s) written to {options.supported_ids}")
+    return EXIT_OK if len(supported) == len(classes) else EXIT_TASK_FAILED
+
+
+def ready_policy(options: Options) -> Policy:
+    """Check the endpoint and the model name before the first episode; warn of what cannot be checked, and of the key.
 
     Raises:
         SetUpError, PreflightError: an episode could not get a verdict with this endpoint or this model name.
     """
-    sent_model = read_policy_model(server, head_url=head_url)
+    base_url, expected_model, key = options.policy_base_url, options.policy_model, PolicyKey.from_environment()
+    sent_model = read_policy_model(options.server, head_url=options.head_url)
     if sent_model and expected_model and sent_model != expected_model:
         raise SetUpError(
             f"expected the agent server to send the model name {expected_model!r} (--policy-model), found that it sends "
             f"{sent_model!r}; restart NeMo Gym with policy_model_name={expected_model} (local stack: POLICY_MODEL)"
         )
-    unchecked = check_policy_endpoint(policy.base_url, model=sent_model or expected_model, key=policy.key)
+    model = sent_model or expected_model
+    unchecked = check_policy_endpoint(base_url, model=model, key=key)
     if unchecked:
         print(f"warning: {unchecked}", file=sys.stderr)
-    if policy.key:
+    if options.passes > 1 and not options.sampling.get("temperature"):
         print(
-            f"warning: mini-swe-agent writes the key in {policy.key.variable} in clear into its trajectory files on the "
-            "agent server (results/ in its working folder); the local stack removes them when it ends or, if it was "
-            "killed, at its next start",
+            f"warning: at temperature 0.0, which the agent sends without --temperature, {options.passes} passes of one "
+            "task are nearly the same episode",
             file=sys.stderr,
         )
+    if key:
+        print(
+            f"warning: mini-swe-agent writes the key in {key.variable} in clear into its trajectory files on the agent "
+            "server (results/ in its working folder); the local stack removes them when it ends or, if it was killed, "
+            "at its next start",
+            file=sys.stderr,
+        )
+    return Policy(base_url, name=model or without_userinfo(base_url), sampling=options.sampling, key=key)
 
 
-async def scan(
-    jobs: list[Job],
-    report: Report,
-    *,
-    server: str,
-    timeout_s: float,
-    concurrency: int,
-    policy: Policy | None = None,
-) -> None:
-    """Run every job, reporting each as it ends.
+# --- episodes -------------------------------------------------------------------
+
+
+async def scan(jobs: list[Job], results: Results, options: Options, *, policy: Policy | None = None) -> None:
+    """Run every job, keeping and showing each episode as it ends.
 
     Args:
         jobs: episodes to run; gold and null ones with ``policy`` None, policy ones with one.
-        report: takes each result.
-        server: URL of the agent server.
-        timeout_s: seconds until an episode is given up.
-        concurrency: episodes at a time.
+        results: takes each episode; what it holds already counts as seen.
+        options: what was asked for.
         policy: what the agent calls; None on a golden server.
 
     Raises:
-        SetUpError: the results so far can only come from a wrong set-up.
+        SetUpError: the episodes so far can only come from a wrong set-up, or the results file cannot be written.
     """
-    episodes = _episodes(jobs, server=server, timeout_s=timeout_s, concurrency=concurrency, policy=policy)
-    async with aclosing(episodes):
-        with report:
-            async for result in episodes:
-                report.add(result)
-                stop_if_set_up_is_wrong(report.results, total=len(jobs), policy=policy)
+    seen = results.episodes
+    total = len(seen) + len(jobs)
+    with Progress(options, total=total, ended=len(seen)) as progress:
+        async with aclosing(_episodes(jobs, options, policy=policy)) as ended:
+            async for episode, eval_report in ended:
+                seen.append(episode)
+                # First, so that what only shows a wrong set-up is not kept as a result of its task.
+                stop_if_set_up_is_wrong(seen, total=total, policy=policy)
+                results.add(episode, eval_report)
+                progress.show(episode)
+                if options.fail_fast and not as_expected(episode, options.expected):
+                    return
 
 
 async def _episodes(
-    jobs: list[Job], *, server: str, timeout_s: float, concurrency: int, policy: Policy | None
-) -> AsyncIterator[Result]:
-    """Results in the order in which they end. The first runs alone: a wrong server costs one episode."""
-    places = asyncio.Semaphore(concurrency)
-
-    async def run_in_place(job: Job) -> Result:
-        async with places:
-            return await run_job(job, server=server, timeout_s=timeout_s, policy=policy)
-
-    yield await run_in_place(jobs[0])
-    tasks = [asyncio.create_task(run_in_place(job)) for job in jobs[1:]]
+    jobs: list[Job], options: Options, *, policy: Policy | None
+) -> AsyncIterator[tuple[Episode, dict[str, Any]]]:
+    """Episodes in the order in which they end. The first runs alone: a wrong server costs one episode."""
+    running: set[asyncio.Task] = set()
     try:
-        for ended in asyncio.as_completed(tasks):
-            yield await ended
+        for number, job in enumerate(jobs):
+            running.add(asyncio.create_task(run_job(job, options, policy=policy)))
+            is_last = number == len(jobs) - 1
+            while running and (is_last or number == 0 or len(running) >= options.concurrency):
+                ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    yield task.result()
     finally:
-        for task in tasks:
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
 
 
-async def run_job(job: Job, *, server: str, timeout_s: float, policy: Policy | None = None) -> Result:
-    """Run one episode; what comes back holds the policy's key nowhere."""
+async def run_job(job: Job, options: Options, *, policy: Policy | None = None) -> tuple[Episode, dict[str, Any]]:
+    """Run one episode; what comes back holds the policy's key nowhere.
+
+    Returns:
+        The episode, and the report that came with it.
+    """
     start = time.monotonic()
     if policy is None:
         outcome = await run_episode(
             job.task,
             request_kwargs={},
-            server=server,
-            timeout_s=timeout_s,
+            server=options.server,
+            timeout_s=options.timeout_s,
             policy_base_url=_NO_POLICY,
             golden=True,
         )
     else:
-        key = policy.key
         outcome = await run_episode(
             job.task,
-            request_kwargs=policy.request_kwargs,
-            server=server,
-            timeout_s=timeout_s,
+            request_kwargs=policy.sampling,
+            server=options.server,
+            timeout_s=options.timeout_s,
             policy_base_url=policy.base_url,
-            policy_api_key=key.value if key else None,
+            policy_api_key=policy.key.value if policy.key else None,
         )
-        if key:
+        if policy.key:
             # An endpoint may quote the key that it refuses, and the server's traceback quotes the endpoint.
-            outcome = replace(outcome, eval_report=key.mask(outcome.eval_report), detail=key.mask(outcome.detail))
-    return Result(job, outcome, seconds=time.monotonic() - start)
+            outcome = replace(
+                outcome, eval_report=policy.key.mask(outcome.eval_report), detail=policy.key.mask(outcome.detail)
+            )
+    return as_episode(job, outcome, seconds=time.monotonic() - start, policy=policy), outcome.eval_report
 
 
-def stop_if_set_up_is_wrong(results: list[Result], *, total: int, policy: Policy | None = None) -> None:
-    """Raise SetUpError when the last result, or all of the first handful, cannot be the tasks' fault."""
-    last = results[-1]
-    status, instance_id = last.outcome.exit_status, last.job.row["instance_id"]
-    if policy is None and status in _NOT_GOLDEN:
-        raise SetUpError(f"--golden needs a server started with run_golden=true; {instance_id}: {last.reason()}")
-    if policy is not None and status == "GoldenServer":
-        raise SetUpError(f"a policy scan needs a server started with run_golden=false; {instance_id}: {last.reason()}")
-    if policy is not None and status == "PolicyEndpointError" and len(results) == 1:
-        raise SetUpError(
-            f"the policy endpoint {without_userinfo(policy.base_url)} failed the agent in the first episode, as the agent "
-            f"server reaches it; {instance_id}: {last.reason()}"
-        )
-    handful = min(_FIRST_HANDFUL, total)
-    if len(results) == handful and all(result.outcome.exit_status in _NOTHING_RUNS for result in results):
-        raise SetUpError(f"none of the first {handful} episodes could run, so no task was tried: {last.reason()}")
+def as_episode(job: Job, outcome: Outcome, *, seconds: float, policy: Policy | None = None) -> Episode:
+    """What is kept of a job's outcome."""
+    return Episode(
+        instance_id=job.row["instance_id"],
+        repo=job.row.get("repo"),
+        kind=job.kind,
+        attempt=job.attempt,
+        reward=outcome.reward,
+        exit_status=outcome.exit_status,
+        seconds=seconds,
+        agent_metrics={name: value for name, value in outcome.agent_metrics.items() if name != "total_time"},
+        detail=outcome.detail,
+        task=fingerprint(job.row),
+        policy=policy.name if policy else None,
+        sampling=policy.sampling if policy else {},
+    )
 
 
-# --- input ----------------------------------------------------------------------
-
-
-def check_options(
-    *,
-    golden: bool,
-    limit: int | None,
-    concurrency: int,
-    timeout: float | None,
-    policy_base_url: str | None = None,
-    sampling: dict[str, Any] | None = None,
-    expected: Expectation | None = None,
-) -> float:
-    """Return the timeout in seconds.
-
-    Raises:
-        SetUpError: an option has a value the scan cannot work with.
-    """
-    sampling, expected = sampling or {}, expected or Expectation()
-    if golden == bool(policy_base_url and policy_base_url.strip()):
-        raise SetUpError(
-            "expected exactly one of --golden (the server has run_golden=true) and --policy-base-url (it has "
-            f"run_golden=false), found {'both' if golden else 'neither'}"
-        )
-    if golden and (expected != Expectation() or any(value is not None for value in sampling.values())):
-        raise SetUpError(
-            "expected sampling settings and --expect-* with --policy-base-url only, found them with --golden"
-        )
-    if limit is not None and limit < 1:
-        raise SetUpError(f"expected --limit to be at least 1, found {limit}; leave it out to run every row")
-    if concurrency < 1:
-        raise SetUpError(f"expected --concurrency to be at least 1, found {concurrency}")
-    for name, lowest, highest in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0), ("max_tokens", 1, math.inf)):
-        value = sampling.get(name)
-        if value is not None and not (lowest <= value <= highest and math.isfinite(value)):
-            option = name.replace("_", "-")
-            raise SetUpError(f"expected --{option} to be a number from {lowest:g} to {highest:g}, found {value:g}")
-    if expected.exit_status is not None and expected.exit_status not in EXIT_STATUSES:
-        raise SetUpError(
-            f"expected --expect-exit-status to be one of {', '.join(EXIT_STATUSES)}, found {expected.exit_status}"
-        )
-    timeout_s = 3600.0 if timeout is None else timeout
-    if not 0 < timeout_s < float("inf"):
-        raise SetUpError(f"expected --timeout (or NEMO_GYM_RUN_TIMEOUT) in seconds above 0, found {timeout_s:g}")
-    return timeout_s
-
-
-_NEEDED = {"patch": "its gold patch", "problem_statement": "its problem statement"}
-
-
-def load_rows(path: Path, *, limit: int | None, needed: str = "patch") -> list[dict[str, Any]]:
-    """The first ``limit`` tasks of a JSONL file, each fit to be sent.
+def stop_if_set_up_is_wrong(seen: Sequence[Episode], *, total: int, policy: Policy | None = None) -> None:
+    """Raise SetUpError when the last episodes, or all of them so far, cannot be the tasks' fault.
 
     Args:
-        path: the file.
-        limit: number of tasks; None takes all.
-        needed: field without which a row cannot be scanned: ``patch`` or ``problem_statement``.
-
-    Raises:
-        SetUpError: naming the line that is unreadable, unfit, without that field, or a repeated task.
+        seen: every episode so far, those of the results file first.
+        total: episodes of the whole scan.
+        policy: what the agent calls; None on a golden server.
     """
-    rows: list[dict[str, Any]] = []
-    line_of: dict[str, int] = {}
-    for number, row in _parsed_lines(path):
-        if limit is not None and len(rows) == limit:
-            break
-        where = f"{path} line {number}"
-        try:
-            instance_id = build_run_request(row, {})["instance_id"]
-        except ValueError as error:
-            raise SetUpError(f"{where}: {error}") from None
-        if instance_id in line_of:
+    last = seen[-1]
+    status, said = last.exit_status, f"{last.instance_id}: {reason(last, Expectation())}"
+    if policy is None and status in _NOT_GOLDEN:
+        raise SetUpError(f"--golden needs a server started with run_golden=true; {said}")
+    if policy is not None and status == "GoldenServer":
+        raise SetUpError(f"a policy scan needs a server started with run_golden=false; {said}")
+
+    if status in _GONE | _NOTHING_RUNS and all(episode.reward is None for episode in seen):
+        if status == "PolicyEndpointError":
             raise SetUpError(
-                f"{where}: expected every task once, found {instance_id} on line {line_of[instance_id]} too"
+                f"the policy endpoint {without_userinfo(policy.base_url)} failed the agent before any episode got a "
+                f"verdict, as the agent server reaches it; {said}"
             )
-        if not isinstance(row.get(needed), str) or not row[needed].strip():
-            raise SetUpError(f"{where}: expected {instance_id} to have {_NEEDED[needed]} in {needed!r}, found none")
-        line_of[instance_id] = number
-        rows.append(row)
-    if not rows:
-        raise SetUpError(f"expected at least one row in {path}, found none")
-    return rows
+        handful = min(_FIRST_HANDFUL, total)
+        if len(seen) >= handful and all(episode.exit_status in _NOTHING_RUNS for episode in seen):
+            raise SetUpError(f"none of the first {len(seen)} episodes could run, so no task was tried; {said}")
 
-
-def _parsed_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SetUpError(f"expected rows in {path}, found it unreadable: {error.strerror}") from None
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode())
-        except ValueError as error:
-            raise SetUpError(f"{path} line {number}: expected a JSON object, found {error}") from None
-        if isinstance(row, dict) and "instance_id" not in row and isinstance(row.get("metadata"), dict):
-            row = row["metadata"]
-        if not isinstance(row, dict):
-            raise SetUpError(f"{path} line {number}: expected a JSON object, found {type(row).__name__}")
-        yield number, row
+    recent = seen[-_IN_A_ROW:]
+    if len(recent) == _IN_A_ROW and all(episode.exit_status in _GONE for episode in recent):
+        if len({episode.instance_id for episode in recent}) > 1:
+            raise SetUpError(
+                f"the last {_IN_A_ROW} episodes failed in a way that no task can cause: the agent server or the policy "
+                f"endpoint has gone; run again with --retry-inconclusive once it is back; {said}"
+            )
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answ
 from nemogym_metrics import TALLY
 from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
-__all__ = ["abort", "run", "run_episode"]
+__all__ = ["Settings", "abort", "reachable_policy_url", "run", "run_episode"]
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ async def run_episode(
     policy_api_key: str | None = None,
     golden: bool = False,
 ) -> Outcome:
-    """One episode outside of training, for scans: as in ``run``, but at once, whatever the episodes before it met.
+    """One episode outside of training, for scans: as in ``run``, but at once, whatever the others met, and sent once.
 
     Args:
         row: the task, SWE-bench fields.
@@ -179,7 +179,7 @@ async def run_episode(
     Returns:
         An Outcome for everything that can go wrong on the way or on the server.
     """
-    settings = Settings(servers=(server,), timeout_s=timeout_s, limits=Limits())
+    settings = Settings(servers=(server,), timeout_s=timeout_s, limits=Limits(), sandbox_attempts=1)
     try:
         join_url(server, "run")
         request = build_run_request(row, request_kwargs, policy_base_url, policy_api_key)
@@ -227,8 +227,8 @@ async def _run_to_its_end(episode: _Episode) -> Outcome:
                 return _logged(Outcome("ServerUnreachable", detail=str(error)), episode.row)
             await asyncio.sleep(random.uniform(*_BACKOFF_S))
             continue
-        if outcome.exit_status == "SandboxUnavailable" and sandbox_failures == 0:
-            sandbox_failures += 1
+        sandbox_failures += outcome.exit_status == "SandboxUnavailable"
+        if outcome.exit_status == "SandboxUnavailable" and sandbox_failures < settings.sandbox_attempts:
             continue
         return _logged(outcome, episode.row)
 
@@ -244,7 +244,7 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
     try:
         request = name_episode(episode.request, place.episode)
         if episode.session_url is not None:
-            request["policy_base_url"] = await _reachable_policy_url(episode.session_url, place.server.url, settings)
+            request["policy_base_url"] = await reachable_policy_url(episode.session_url, place.server.url, settings)
         body = json.dumps(request).encode()
         exchange = asyncio.create_task(post(join_url(place.server.url, "run"), body, delivery))
         await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
@@ -335,6 +335,7 @@ class Settings:
         timeout_s: time of one episode, from admission.
         drain_timeout_s: time for which a given-up episode keeps its place.
         limits: see ``nemogym_servers``.
+        sandbox_attempts: how often ``/run`` is sent in all where the sandbox cannot be created.
         external_host: host that replaces the session URL's; empty for none.
     """
 
@@ -342,6 +343,7 @@ class Settings:
     timeout_s: float = 3600.0
     drain_timeout_s: float = 2400.0
     limits: Limits = Limits(concurrency=64, outage_wait_s=1800.0)
+    sandbox_attempts: int = 2
     external_host: str = ""
 
     @classmethod
@@ -411,7 +413,17 @@ def _count(name: str, default: int) -> int:
 # --- addresses ------------------------------------------------------------------
 
 
-async def _reachable_policy_url(session_url: str, server: str, settings: Settings) -> str:
+async def reachable_policy_url(session_url: str, server: str, settings: Settings) -> str:
+    """The URL under which an agent server is to reach a session: its ``policy_base_url``, in training and in preflight.
+
+    Args:
+        session_url: ``http://host:port/sessions/<id>``; a wildcard host stays where no local address routes to ``server``.
+        server: URL of the agent server.
+        settings: for the external host.
+
+    Raises:
+        ValueError: not an http(s) URL with a host, or the external host is more than a host.
+    """
     ip_version = None if settings.external_host else wildcard_ip_version(session_url)
     local_address = await _local_address_towards(server, ip_version) if ip_version else None
     return build_policy_base_url(session_url, external_host=settings.external_host, local_address=local_address)

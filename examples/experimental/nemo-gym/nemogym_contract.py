@@ -38,8 +38,11 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
     "Submitted": ExitStatus(True, "graded after the agent submitted"),
     "LimitsExceeded": ExitStatus(True, "graded although the agent never submitted"),
     "ContextLengthExceeded": ExitStatus(True, "the conversation outgrew the model's context"),
+    "FormatError": ExitStatus(True, "a tool call whose arguments are JSON but no object, which ends the agent"),
     "TimeLimitExceeded": ExitStatus(True, "longer than NEMO_GYM_RUN_TIMEOUT, on a server that works"),
-    "NoTestsRan": ExitStatus(True, "graded without an error, but not one test was reported"),
+    "NoTestsRan": ExitStatus(
+        True, "graded, but not one test was reported, or what the tests printed could not be read"
+    ),
     "TestsSkipped": ExitStatus(True, "graded 1.0, but not every FAIL_TO_PASS test was seen to pass"),
     "SandboxFailed": ExitStatus(True, "the sandbox died under the agent's commands"),
     "SandboxUnavailable": ExitStatus(False, "the sandbox could not be created: image, engine, disk or quota"),
@@ -362,6 +365,8 @@ def _checked_folder_name(value: Any, *, name: str) -> str:
 
 
 def _check_json(value: Any, *, name: str) -> None:
+    if isinstance(value, str):
+        return  # most of a row; encoding 20 KB of it only to see takes longer than all else here
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -377,6 +382,10 @@ def _default_if_none(value: Any, default: Any) -> Any:
 _EXCEPTION_LINE = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:\((\w+)\))?(?::\s|:?$)")
 _RAY_WRAPPER = re.compile(r"^ray\.exceptions\.RayTaskError\((\w+)\)", re.MULTILINE)
 _MAKE_TEST_SPEC_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in make_test_spec$', re.MULTILINE)
+# minisweagent/models/utils/actions_toolcall.py: it answers malformed arguments with a message, these with a TypeError.
+_TOOL_CALL_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in parse_toolcall_actions$', re.MULTILINE)
+# swebench/harness/log_parsers: they read what the tests printed, and nothing else.
+_LOG_PARSER_FRAME = re.compile(r'^  File "[^"\n]*", line \d+, in parse_log_\w+$', re.MULTILINE)
 
 _LITELLM = "litellm."
 _SANDBOX_NOT_CREATED = re.compile(r"\w*Create\w*Error|E2BTemplateBuildError")
@@ -463,6 +472,11 @@ def _classify_exception(exception: str, trace: str) -> str:
         return "UngradableInstance"
     if exception.startswith(_LITELLM) or name in _POLICY_API_ERRORS:
         return "PolicyEndpointError"
+    if name == "TypeError" and _TOOL_CALL_FRAME.search(trace):
+        return "FormatError"
+    # The agent's loop ends with Submitted and never passes it on: here the tests' output posed as a submission.
+    if name == "Submitted" or _LOG_PARSER_FRAME.search(trace):
+        return "NoTestsRan"
     return "UnknownError"
 
 

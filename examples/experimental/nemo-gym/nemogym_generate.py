@@ -53,7 +53,7 @@ async def reward_func(args: Any, samples: Sample | list[Sample], **kwargs: Any) 
         samples: what Miles scores; those without a verdict are marked ABORTED.
 
     Returns:
-        The verdict, 0.0 where there is none.
+        The verdict; 0.0 where there is none, and for a sample that was cut before what was graded.
     """
     if isinstance(samples, (list, tuple)):
         return [_reward_of(sample) for sample in samples]
@@ -64,12 +64,25 @@ def _reward_of(sample: Any) -> float:
     try:
         verdict = read_verdict(getattr(sample, "metadata", None))
         if verdict is not None:
-            return verdict
+            return 0.0 if _lacks_turns(sample) else verdict
         if isinstance(sample, Sample) and not _ungraded_is_zero():
             sample.status = Sample.Status.ABORTED
     except Exception:
         logger.exception("a sample that cannot be read has reward 0.0")
     return 0.0
+
+
+def _lacks_turns(sample: Any) -> bool:
+    """Whether a TRUNCATED sample ends before what was graded: a reply ran into its limit, and the agent went on after it.
+
+    Session server v1 cuts the sample at that turn (miles/rollout/session/samples/merge.py) and would train what is
+    left with the reward of what is not.
+    """
+    if getattr(sample, "status", None) != Sample.Status.TRUNCATED:
+        return False
+    mask = list(sample.loss_mask or [])
+    trained = sum(now and not before for before, now in zip([0, *mask], mask, strict=False))
+    return not trained or trained < _agent_metrics(sample).get("turns", math.inf)
 
 
 def _ungraded_is_zero() -> bool:

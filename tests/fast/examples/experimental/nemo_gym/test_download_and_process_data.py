@@ -218,6 +218,7 @@ def test_known_flaky_tasks_are_left_out_unless_asked_for(tmp_path):
     assert _ids(tmp_path / "a.jsonl") == ["psf__requests-1"]
     assert f"known_flaky     {len(flaky)} " in by_default.stdout and "--no-known-flaky" in by_default.stdout
     assert _ids(tmp_path / "b.jsonl") == ["psf__requests-1", *flaky]
+    assert convert(str(rows), tmp_path / "c.jsonl").left_out["known_flaky"].rows == len(flaky)
 
 
 def test_keep_ungradable_keeps_what_can_be_sent(tmp_path):

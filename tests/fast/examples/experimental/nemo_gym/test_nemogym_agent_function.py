@@ -147,7 +147,7 @@ async def test_a_wildcard_session_host_becomes_the_address_that_routes_to_the_se
 
 
 async def test_an_ipv4_wildcard_is_never_replaced_by_an_ipv6_address():
-    url = await connector._reachable_policy_url(
+    url = await connector.reachable_policy_url(
         "http://0.0.0.0:3000/sessions/ab", "http://[::1]:12000", connector.Settings()
     )
     assert url == "http://0.0.0.0:3000/sessions/ab/v1"

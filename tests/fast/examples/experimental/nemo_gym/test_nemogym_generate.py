@@ -115,6 +115,24 @@ async def test_anything_else_is_zero_and_aborted(generate, metadata):
     assert sample.status == generate.Sample.Status.ABORTED
 
 
+@pytest.mark.parametrize(
+    "status, mask, turns, reward",
+    [
+        ("TRUNCATED", [1, 1, 0, 1, 0, 1], 3, 1.0),
+        ("TRUNCATED", [1, 1, 0, 1, 1], 3, 0.0),
+        ("TRUNCATED", [1, 1, 0, 1, 1], None, 0.0),
+        ("TRUNCATED", None, 1, 0.0),
+        ("COMPLETED", [1, 1, 0, 1, 1], 3, 1.0),
+    ],
+)
+async def test_a_sample_cut_before_what_was_graded_has_no_reward_for_it(generate, status, mask, turns, reward):
+    metrics = {} if turns is None else {"turns": turns}
+    metadata = {"exit_status": "Submitted", "reward": 1.0, "agent_metrics": metrics}
+    sample = _sample(generate, metadata, loss_mask=mask, status=generate.Sample.Status[status])
+    assert await generate.reward_func(None, sample) == reward
+    assert sample.status.name == status
+
+
 async def test_a_list_is_scored_one_by_one(generate):
     won = _sample(generate, {"exit_status": "Submitted", "reward": 1.0})
     lost = _sample(generate, {"exit_status": "UnknownError"})

@@ -1,19 +1,24 @@
 """The policy scan as its user runs it: a process, a /run server, a policy endpoint, a head server and files."""
 
 import contextlib
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
-import eval_nemogym_via_api
 import nemogym_preflight
 import pytest
 from aiohttp import web
+from eval_nemogym_via_api import Job, as_episode
 from local_stack.scripted_policy import make_app, role_url, serving_in_thread
 from nemogym_preflight import PolicyKey, PreflightError, check_policy_endpoint, read_policy_model
-from scan_report import Expectation
+from scan_input import Expectation, Options, SetUpError, check_options, load_rows
+from scan_report import print_policy_summary
+from scan_statistics import Episode
 
 from . import EXAMPLE_DIR
 from .conftest import CALL, CALL_OUTPUT, ROW, failed_body, graded_body
@@ -71,7 +76,7 @@ def scan(stub, tmp_path, endpoint):
         )
         environment = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
         return subprocess.run(
-            command, cwd=tmp_path, env={**environment, **(env or {})}, text=True, capture_output=True, timeout=30
+            command, cwd=tmp_path, env={**environment, **(env or {})}, text=True, capture_output=True, timeout=90
         )
 
     return _scan
@@ -107,9 +112,10 @@ def test_every_task_runs_once_with_the_policy_and_its_sampling(scan, stub, tmp_p
             "top_p": 0.9,
             "max_output_tokens": 512,
         }
-    keys = ["instance_id", "repo", "kind", "pass", "reward", "exit_status", "seconds", "eval_report"]
     for record in _records(tmp_path):
-        assert list(record) == keys and (record["kind"], record["pass"], record["reward"]) == ("policy", True, 1.0)
+        assert (record["kind"], record["pass"], record["reward"]) == ("policy", True, 1.0)
+        assert record["policy"] == "my-model"
+        assert record["sampling"] == {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
     assert "policy scan passed: every episode ended with a verdict" in done.stdout
 
 
@@ -132,15 +138,17 @@ def test_the_summary_shows_each_task_the_statuses_and_the_mean(scan, stub):
     done = scan([_row(number) for number in range(1, 5)])
 
     assert done.returncode == 0, done.stdout + done.stderr
-    table = [line.split()[:3] for line in done.stdout.splitlines() if line.startswith("psf__requests-")]
-    assert table == [
-        ["psf__requests-1", "1", "Submitted"],
-        ["psf__requests-2", "0", "Submitted"],
-        ["psf__requests-3", "0", "LimitsExceeded"],
-        ["psf__requests-4", "0", "ContextLengthExceeded"],
+    table = [line.split() for line in done.stdout.splitlines() if line.startswith("psf__requests-")]
+    assert [(words[0], words[1], words[2], words[-1]) for words in table] == [
+        ("psf__requests-1", "1/1", "1.00", "Submitted"),
+        ("psf__requests-2", "0/1", "0.00", "Submitted"),
+        ("psf__requests-3", "0/1", "0.00", "LimitsExceeded"),
+        ("psf__requests-4", "0/1", "0.00", "ContextLengthExceeded"),
     ]
-    assert "exit statuses: Submitted 2, LimitsExceeded 1, ContextLengthExceeded 1" in done.stdout
-    assert "mean reward 0.250 over 4 verdict(s); 1 of 4 tasks solved" in done.stdout
+    assert "exit statuses: Submitted 2, ContextLengthExceeded 1, LimitsExceeded 1" in done.stdout
+    assert "solve rate 0.250 over 4 verdict(s), 95 % interval 0.05 to 0.70 (Wilson, of these tasks)" in done.stdout
+    assert "tasks: 1 always solved, 0 sometimes solved, 3 never solved" in done.stdout
+    assert "an episode, median (9 of 10 within): seconds" in done.stdout
 
 
 def test_an_episode_without_a_verdict_fails_the_scan_and_leaves_the_mean_alone(scan, stub, tmp_path):
@@ -153,7 +161,8 @@ def test_an_episode_without_a_verdict_fails_the_scan_and_leaves_the_mean_alone(s
 
     done = scan([_row(number) for number in range(1, 4)])
 
-    assert done.returncode == 1 and "mean reward 1.000 over 1 verdict(s); 1 of 3 tasks solved" in done.stdout
+    assert done.returncode == 1 and "solve rate 1.000 over 1 verdict(s)" in done.stdout
+    assert "1 always solved, 0 sometimes solved, 0 never solved, 2 without a verdict" in done.stdout
     assert "policy scan FAILED: 2 of 3 episode(s)" in done.stdout
     assert {record["exit_status"]: record["reward"] for record in _records(tmp_path)} == {
         "Submitted": 1.0,
@@ -174,6 +183,131 @@ def test_an_expectation_is_checked(scan, options, status):
     done = scan([_row(1)], *options)
     assert done.returncode == status, done.stdout + done.stderr
     assert ("FAIL policy psf__requests-1" in done.stdout) == bool(status)
+
+
+# --- several passes ---------------------------------------------------------------
+
+
+def _playing(rewards: dict[str, list]):
+    """A policy server whose episodes of a task get these rewards one after the other; None is no verdict."""
+    left = {instance_id: iter(values) for instance_id, values in rewards.items()}
+
+    def answer(body):
+        reward = next(left[body["instance_id"]])
+        if reward is None:
+            return failed_body("nemo_gym.sandbox.providers.base.SandboxCreateError: no image")
+        tests = ("t.py::test_a", "t.py::test_b")
+        passed, failed = (tests, ()) if reward else ((), tests)
+        return graded_body(float(reward), instance_id=body["instance_id"], passed=passed, failed=failed)
+
+    return answer
+
+
+def test_passes_give_solve_rates_and_pass_at_k(scan, stub, tmp_path):
+    stub.on_run = _playing(
+        {
+            "psf__requests-1": [1, 1, 1, 1],
+            "psf__requests-2": [0, 1, 0, 0],
+            "psf__requests-3": [0, 0, 0, 0],
+            "psf__requests-4": [1, None, 0, 0],
+        }
+    )
+    rows = [_row(number) for number in range(1, 5)]
+
+    done = scan(rows, "--passes", "4", "--concurrency", "1", "--temperature", "1", "--policy-model", "my-model")
+
+    assert done.returncode == 1 and done.stderr == ""
+    table = [line.split() for line in done.stdout.splitlines() if line.startswith("psf__requests-")]
+    assert [" ".join(words[1:6]) for words in table] == [
+        "4/4 1.00 0.51 to 1.00",
+        "1/4 0.25 0.05 to 0.70",
+        "0/4 0.00 0.00 to 0.49",
+        "1/3 0.33 0.06 to 0.79",
+    ]
+    assert "Submitted 3, SandboxUnavailable 1  FAIL" in done.stdout
+    assert "solve rate 0.400 over 15 verdict(s), 95 % interval 0.20 to 0.64" in done.stdout
+    # pass@1: the mean of 1, 1/4, 0, 1/3. pass@2: 1, 1/2, 0, 2/3. pass@4 without the task that has three verdicts.
+    assert "pass@1 0.396, pass@2 0.542, pass@4 0.667 (3 of 4 tasks)" in done.stdout
+    assert "tasks: 1 always solved, 2 sometimes solved, 1 never solved" in done.stdout
+
+    stub.on_run, stub.requests = _playing({"psf__requests-4": [0]}), []
+    options = ["--passes", "4", "--temperature", "1", "--policy-model", "my-model"]
+    again = scan(rows, *options, "--retry-inconclusive")
+    assert again.returncode == 0 and len(stub.requests) == 1
+    assert "solve rate 0.375 over 16 verdict(s)" in again.stdout
+    records = [record for record in _records(tmp_path) if record["instance_id"] == "psf__requests-4"]
+    assert [(record["attempt"], record["reward"]) for record in records] == [
+        (1, 1.0),
+        (2, None),
+        (3, 0.0),
+        (4, 0.0),
+        (2, 0.0),
+    ]
+
+
+def test_turns_and_tool_calls_are_told_where_they_are_known(capsys):
+    metrics = itertools.cycle([{"turns": 4, "tool_calls": 5}, {"turns": 7, "tool_calls": 6}, {}])
+    episodes = [
+        Episode("a__b-1", "a/b", "policy", attempt, 1.0, "Submitted", seconds=attempt, agent_metrics=next(metrics))
+        for attempt in range(1, 4)
+    ]
+    print_policy_summary(["a__b-1"], episodes, passes=3, expected=Expectation())
+    out = capsys.readouterr().out
+    assert "an episode, median (9 of 10 within): seconds 2 (3), turns 4 (7), tool calls 5 (6)" in out
+    assert [line.split()[6] for line in out.splitlines() if line.startswith("a__b-1")] == ["5.5"]
+
+
+def test_what_the_agent_counted_is_kept():
+    outcome = SimpleNamespace(
+        reward=1.0, exit_status="Submitted", detail="", agent_metrics={"turns": 3, "total_time": 1.0}
+    )
+    episode = as_episode(Job(_row(1), "policy", attempt=2), outcome, seconds=1.0)
+    assert episode.agent_metrics == {"turns": 3} and episode.key == ("psf__requests-1", "policy", 2)
+
+
+def test_several_passes_without_a_temperature_are_warned_of(scan):
+    done = scan([_row(1)], "--passes", "2", "--policy-model", "my-model")
+    assert done.returncode == 0
+    (warning,) = done.stderr.splitlines()
+    assert "--temperature" in warning and "2 passes" in warning
+
+
+@pytest.mark.parametrize("options", [["--temperature", "0.5"], ["--policy-model", "another"]])
+def test_results_of_another_policy_are_refused(scan, stub, tmp_path, options):
+    assert scan([_row(1)], "--temperature", "1", "--policy-model", "my-model").returncode == 0
+    before = (tmp_path / "results.jsonl").read_bytes()
+    done = scan([_row(1), _row(2)], "--temperature", "1", *options)
+    _is_one_sentence(done, "results.jsonl", "name another file")
+    assert (tmp_path / "results.jsonl").read_bytes() == before and len(stub.requests) == 1
+
+
+def test_a_policy_without_a_known_name_goes_by_its_url(scan, stub, tmp_path, serve, endpoint):
+    scan([_row(1)])
+    assert _records(tmp_path)[0]["policy"] == endpoint
+    other = role_url(serve(make_app([TASK], model="my-model")), "solve")
+    done = scan([_row(1), _row(2)], url=other)
+    assert done.returncode == 2 and endpoint in done.stderr and other in done.stderr and len(stub.requests) == 1
+
+
+def test_an_endpoint_that_fails_in_the_middle_stops_the_scan(scan, stub):
+    def answer(body):
+        if len(stub.requests) > 3:
+            return failed_body("litellm.exceptions.AuthenticationError: 401")
+        return graded_body(instance_id=body["instance_id"])
+
+    stub.on_run = answer
+    done = scan([_row(number) for number in range(30)], "--concurrency", "2")
+    assert done.returncode == 2 and len(stub.requests) < 16
+    assert "policy endpoint has gone" in done.stderr and "401" in done.stderr
+
+
+def test_check_only_asks_the_endpoint_and_no_server(scan, stub, tmp_path, endpoint):
+    options = ["--check-only", "--nemo-gym-url", "http://127.0.0.1:9"]
+    done = scan([_row(1)], *options, "--policy-model", "my-model")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    _is_one_sentence(scan([_row(1)], *options, "--policy-model", "another"), "'another'")
+    _is_one_sentence(scan([_row(1)], *options, url="http://127.0.0.1:9/v1"), "127.0.0.1:9")
+    assert not (tmp_path / "results.jsonl").exists()
 
 
 # --- the key ----------------------------------------------------------------------
@@ -329,7 +463,8 @@ def test_without_models_one_completion_decides(serve, status, works):
 def test_a_first_episode_that_the_endpoint_fails_stops_the_scan(scan, stub, tmp_path, endpoint):
     stub.on_run = lambda body: failed_body("litellm.exceptions.InternalServerError: out of memory")
     done = scan([_row(number) for number in range(1, 9)])
-    assert done.returncode == 2 and len(stub.requests) == 1 and len(_records(tmp_path)) == 1
+    assert done.returncode == 2 and len(stub.requests) == 1
+    assert not (tmp_path / "results.jsonl").exists(), "the next scan runs that task"
     assert f"set-up: the policy endpoint {endpoint} failed the agent" in done.stderr and "out of memory" in done.stderr
 
 
@@ -420,19 +555,20 @@ def test_exactly_one_of_golden_and_a_policy_is_asked_for(scan, stub, url, golden
         ({"sampling": {"top_p": 1.5}}, "--top-p"),
         ({"sampling": {"max_tokens": 0}}, "--max-tokens"),
         ({"expected": Expectation(exit_status="Sumbitted")}, "Submitted"),
+        ({"supported_ids": Path("ids.txt")}, "--supported-ids"),
     ],
 )
-def test_an_option_without_sense_is_named(options, said):
-    sensible = {"golden": False, "limit": None, "concurrency": 1, "timeout": None, "policy_base_url": "http://h/v1"}
-    assert eval_nemogym_via_api.check_options(**sensible) == 3600
-    with pytest.raises(eval_nemogym_via_api.SetUpError, match=said):
-        eval_nemogym_via_api.check_options(**{**sensible, **options})
+def test_an_option_without_sense_is_named(tmp_path, options, said):
+    sensible = {"input_path": tmp_path, "policy_base_url": "http://h/v1"}
+    check_options(Options(**sensible))
+    with pytest.raises(SetUpError, match=said):
+        check_options(Options(**{**sensible, **options}))
 
 
 def test_a_row_needs_a_problem_statement_and_no_patch(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [_row(1, patch=""), _row(2, problem_statement=" ")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(eval_nemogym_via_api.SetUpError, match="line 2: .*problem statement"):
-        eval_nemogym_via_api.load_rows(path, limit=None, needed="problem_statement")
-    assert len(eval_nemogym_via_api.load_rows(path, limit=1, needed="problem_statement")) == 1
+    with pytest.raises(SetUpError, match="line 2: .*problem statement"):
+        load_rows(path, limit=None, needed="problem_statement")
+    assert len(load_rows(path, limit=1, needed="problem_statement")) == 1

@@ -178,12 +178,12 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
 
 # --- memory ---------------------------------------------------------------------
 
-# RLIMIT_AS would count address space that is never used; the peak is what the kernel saw.
+# Not ru_maxrss: a process inherits that from the one that started it.
 _PEAK = """
-import resource, sys
+import re, sys
 from row_reader import open_rows
 rows = sum(1 for _ in open_rows(sys.argv[1]).rows)
-print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(rows, int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024)
 """
 
 
@@ -211,9 +211,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path, form):
             path.write_bytes(gzip.compress(_lines(rows), 1) if form.endswith("gz") else _lines(rows))
         return path
 
-    # 2 MB and 80 MB.
-    growth = _peak_mib(write(4000), 4000) - _peak_mib(write(100), 100)
-    assert growth < 25, f"{growth} MiB more for 78 MB more"
+    # 20 MB, with which Arrow's memory pool has grown to its size, and 120 MB.
+    growth = _peak_mib(write(6000), 6000) - _peak_mib(write(1000), 1000)
+    assert growth < 50, f"{growth} MiB more for 100 MB more"
 
 
 # --- datasets on the hub --------------------------------------------------------

@@ -4,7 +4,8 @@ Started by ``provider`` inside the namespaces that ``namespace`` describes; stan
 object a line on stdin and answers each with one JSON line on stdout, for ``exec`` followed by ``size`` raw bytes of
 output. End of file on stdin ends it, and with it the kernel ends every process of the sandbox.
 
-Being PID 1 it cannot be killed from inside, not even by ``kill -9 -1``.
+Being PID 1 it cannot be killed from inside, not even by ``kill -9 -1``; the filter of ``seccomp`` keeps its limits and
+its priority out of the commands' reach.
 """
 
 import base64
@@ -16,18 +17,23 @@ import resource
 import select
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-_PR_SET_DUMPABLE = 4
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP = 4, 22
+_SECCOMP_MODE_FILTER = 2
 _TICK_S = 0.2
 _READ_BYTES = 1 << 16
+# What the kernel keeps for an empty file on a tmpfs, its directory entry with the longest name included.
+_FILE_BYTES = 2048
 
 
 def main() -> None:
     os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # what NeMo Gym's worker let bwrap inherit
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a handler, such as Python's, is what lets a signal through to PID 1
     wakeup, _ = _wake_on_child_exit()
     setup = json.loads(sys.stdin.buffer.readline())
     try:
@@ -60,6 +66,7 @@ def _set_up(setup: dict) -> None:
     _set_limits(setup["limits"])
     if Path("/image/testbed").is_dir():
         shutil.copytree("/image/testbed", "/testbed", symlinks=True, dirs_exist_ok=True)
+    _refuse_calls(base64.b64decode(setup["refusals"]))
 
 
 def _write_etc(uid: int) -> None:
@@ -83,10 +90,24 @@ def _set_limits(limits: dict) -> None:
         (resource.RLIMIT_DATA, memory),
         (resource.RLIMIT_NPROC, limits["processes"]),
         (resource.RLIMIT_CPU, limits["cpu_s"]),
-        (resource.RLIMIT_NOFILE, 4096),
+        (resource.RLIMIT_NOFILE, 1024),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(which, (value, value))
+
+
+class _Program(ctypes.Structure):
+    """``struct sock_fprog`` of linux/filter.h."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def _refuse_calls(instructions: bytes) -> None:
+    """Refuse system calls from here on, in every process of the sandbox."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    program = _Program(len(instructions) // 8, instructions)
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program)):
+        raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")
 
 
 def _wake_on_child_exit() -> tuple[int, int]:
@@ -109,6 +130,8 @@ class _Supervisor:
         self._wakeup = wakeup
         self._memory_bytes = memory_bytes
         self._max_processes = max_processes
+        self._tmpfs = _tmpfs_mounts()
+        self._socket_bytes = _largest_socket_bytes()
         self._pending = b""
         self._ended: dict[int, int] = {}
 
@@ -183,15 +206,24 @@ class _Supervisor:
                 self._ended[pid] = status
 
     def _enforce_limits(self) -> str | None:
-        processes = _processes()
+        try:
+            processes = _processes()
+            memory_bytes = self._memory_in_use(processes)
+        except OSError:  # the host can open no file now; it is not this sandbox's fault
+            return None
         if len(processes) > self._max_processes:
             limit = f"{self._max_processes} processes"
-        elif sum(map(_anonymous_bytes, processes)) > self._memory_bytes:
+        elif memory_bytes > self._memory_bytes:
             limit = f"{self._memory_bytes >> 20} MiB of memory"
         else:
             return None
         self._kill_all()
         return f"more than {limit}: every process of the sandbox was killed"
+
+    def _memory_in_use(self, processes: list[int]) -> int:
+        """Bytes that the sandbox takes besides the contents of its files, which its mounts bound."""
+        files = sum(found.f_files - found.f_ffree for found in map(os.statvfs, self._tmpfs))
+        return sum(map(_process_bytes, processes)) + _sockets() * self._socket_bytes + files * _FILE_BYTES
 
     def _kill_all(self) -> None:
         """Kill every process and wait until the last is gone, so that none is counted against the next command."""
@@ -221,14 +253,35 @@ def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 
-def _anonymous_bytes(pid: int) -> int:
-    """Return the memory, in bytes, that a process shares with no file; 0 when it has ended."""
+def _process_bytes(pid: int) -> int:
+    """Return the memory, in bytes, that a process shares with no file on a disk, its page tables included.
+
+    It is 0 when the process has ended.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    return sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem") if name in fields)
+    counted = ("RssAnon", "RssShmem", "VmSwap", "VmPTE")
+    return sum(int(fields[name].split()[0]) << 10 for name in counted if name in fields)
+
+
+def _sockets() -> int:
+    """Return how many sockets the sandbox has, those included that are closed but not yet read empty."""
+    first = Path("/proc/net/sockstat").read_text().partition("\n")[0]
+    return int(first.removeprefix("sockets: used "))
+
+
+def _largest_socket_bytes() -> int:
+    """Return what a socket's unread data can take: a message is accepted while the buffer is not full."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return 2 * probe.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
+def _tmpfs_mounts() -> list[str]:
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [target for _, target, kind, *_ in mounts if kind == "tmpfs"]
 
 
 def _write_file(*, path: str, data: str) -> None:

@@ -22,8 +22,9 @@ _FOLDERS = (
     *("/image", "/var", "/opt", "/opt/sandbox", "/opt/miniconda3", "/opt/miniconda3/bin", "/opt/miniconda3/envs"),
     *("/opt/miniconda3/etc", "/opt/miniconda3/etc/profile.d"),
 )
-# Read-only once bwrap has filled them; every writable place below is a mount of its own.
-_READ_ONLY = ("/", "/dev")
+# Read-only once bwrap has filled them; every writable place below is a mount of its own. /proc: it holds the host's
+# settings and PID 1's.
+_READ_ONLY = ("/", "/dev", "/proc")
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,16 @@ class Limits:
     """What one sandbox may take from the host.
 
     Args:
-        memory_mib: mapped anonymous memory, of each process and of all of them together, MiB. Files on tmpfs and
-            memory that no process has mapped (memfd, detached System V segments, socket buffers) are not counted.
+        memory_mib: memory of each process and of all of them together, MiB: anonymous memory, page tables, sockets and
+            the kernel's records of files. The files' contents have the limits below.
         processes: processes and threads alive at once.
         cpu_s: CPU time of each process, seconds.
         testbed_mib: size of /testbed, MiB.
         tmp_mib: size of /tmp, MiB.
         home_mib: size of /root, MiB.
-        output_mib: largest output of one command, MiB; what is written beyond it fails.
+        shm_mib: size of /dev/shm, MiB.
+        output_mib: largest output of one command, MiB; what is written beyond it fails. An episode's worker keeps the
+            outputs of all its commands, each several times over.
     """
 
     memory_mib: int = 2048
@@ -47,7 +50,8 @@ class Limits:
     testbed_mib: int = 512
     tmp_mib: int = 512
     home_mib: int = 128
-    output_mib: int = 64
+    shm_mib: int = 64
+    output_mib: int = 16
 
     def as_dict(self) -> dict[str, int]:
         """Return the limits by name, as ``init`` reads them."""
@@ -116,7 +120,7 @@ def bwrap_command(*, bwrap: str, image: Image, limits: Limits, user_namespace: b
         *_tmpfs("/var/tmp", mib=limits.tmp_mib, mode="1777"),
         *_tmpfs("/root", mib=limits.home_mib, mode="0755"),
         *_tmpfs("/run", mib=limits.output_mib, mode="1777"),
-        *_tmpfs("/dev/shm", mib=limits.output_mib, mode="1777"),
+        *_tmpfs("/dev/shm", mib=limits.shm_mib, mode="1777"),
         *_image_mounts(image),
         *(word for path in _READ_ONLY for word in ("--remount-ro", path)),
         *("--chdir", "/testbed", "--", "/opt/python/bin/python3", "-I", "-S", "/opt/sandbox/init.py"),
@@ -154,7 +158,8 @@ def _system_mounts() -> list[str]:
             mounts += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             mounts += ["--ro-bind", str(path), str(path)]
-    return [*mounts, "--dev", "/dev", "--proc", "/proc"]
+    # /dev/full reads like /dev/zero but cannot be mapped; a shared mapping of /dev/zero is memory without a file.
+    return [*mounts, "--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--proc", "/proc"]
 
 
 def _host_etc() -> list[str]:

@@ -15,6 +15,7 @@ import base64
 import contextlib
 import json
 import os
+import platform
 import secrets
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from nemo_gym.sandbox.providers.base import (
     SandboxStatus,
 )
 from nemo_gym_bubblewrap.namespace import Image, Limits, bwrap_command, command_environment
+from nemo_gym_bubblewrap.seccomp import refusals
 
 _DEFAULT_TIMEOUT_S = 180.0
 _READY_TIMEOUT_S = 60.0
@@ -124,6 +126,7 @@ class BubblewrapProvider:
         """
         image = self._load_image(str(spec.image or ""))
         limits = self._limits_for(spec)
+        refused = base64.b64encode(_refusals()).decode()
         process = await asyncio.create_subprocess_exec(
             *bwrap_command(bwrap=find_bwrap(), image=image, limits=limits, user_namespace=self._user_namespace),
             stdin=asyncio.subprocess.PIPE,
@@ -134,9 +137,10 @@ class BubblewrapProvider:
         sandbox = _Sandbox(process=process, environment={**command_environment(image), **spec.env})
         handle = SandboxHandle(f"bubblewrap-{uuid.uuid4().hex[:12]}", self.name, sandbox)
         uid = 0 if self._user_namespace else _FIRST_UID + secrets.randbelow(_UIDS)
+        setup = {"uid": uid, "limits": limits.as_dict(), "refusals": refused}
         try:
             timeout_s = float(spec.ready_timeout_s or _READY_TIMEOUT_S)
-            reply = await self._ask(sandbox, {"uid": uid, "limits": limits.as_dict()}, timeout_s=timeout_s)
+            reply = await self._ask(sandbox, setup, timeout_s=timeout_s)
         except SandboxDied as error:
             raise SandboxCreateError(str(error)) from error
         if "error" in reply:
@@ -240,6 +244,13 @@ class BubblewrapProvider:
             except asyncio.CancelledError:
                 await _end(sandbox.process)
                 raise
+
+
+def _refusals() -> bytes:
+    try:
+        return refusals(platform.machine())
+    except ValueError as error:
+        raise SandboxCreateError(f"no sandbox on this machine: {error}") from error
 
 
 async def _exchange(process: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,9 @@ def convert_checkpoint(
     dir_dst: str,
     hf_checkpoint: str,
     megatron_path: str,
+    extra_args: str = "",
 ) -> None:
-    exec_command_gpu(f"convert {hf_checkpoint} {dir_dst}/{model_name}_torch_dist")
+    exec_command_gpu(f"convert {hf_checkpoint} {dir_dst}/{model_name}_torch_dist {extra_args}".strip())
 
 
 def execute_train(
