@@ -28,10 +28,10 @@ def use_checkout(miles: Path, *, packages: Path) -> None:
         FileNotFoundError: either is missing.
     """
     if not (miles / "miles" / "rollout" / "session" / "v2").is_dir():
-        raise FileNotFoundError(f"MILES={miles}: expected a checkout of Miles of August 2026 or later")
+        raise FileNotFoundError(f"MILES={miles}: expected a checkout of Miles that has session server v2")
     site_packages = next(packages.glob("lib/python3.*/site-packages"), packages)
     if not (site_packages / "sglang").is_dir():
-        raise FileNotFoundError(f"no SGLang in {packages}: run `make test-miles MILES=<checkout>`")
+        raise FileNotFoundError(f"expected SGLang in {packages}, found none")
     sys.path[:0] = [str(miles), str(site_packages)]
 
     sglang = types.ModuleType("sglang")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from .checkout import use_checkout
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE_DIR = REPOSITORY / "examples" / "experimental" / "nemo-gym"
 if str(EXAMPLE_DIR) not in sys.path:
@@ -22,16 +24,16 @@ os.environ["MILES_EXPERIMENTAL_ROLLOUT_REFACTOR"] = "1"  # the release of May 20
 
 CHECKOUT = os.environ.get("MILES")
 collect_ignore = ["test_release.py" if CHECKOUT else "test_checkout.py"]
-if CHECKOUT:
-    from .checkout import use_checkout
-
-    use_checkout(Path(CHECKOUT), packages=REPOSITORY / ".venv-sglang")
+try:
+    if CHECKOUT:
+        use_checkout(Path(CHECKOUT), packages=REPOSITORY / ".venv-sglang")
+    from .tokenizer import make_checkpoint
+    from .trainer import Trainer, running_trainer
+except (FileNotFoundError, ModuleNotFoundError) as error:
+    raise pytest.UsageError(f"these tests need an environment of their own, `make test-miles`: {error}") from None
 
 from local_stack.paths import Paths
 from local_stack.server import Options, Stack, running_stack
-
-from .tokenizer import make_checkpoint
-from .trainer import Trainer, running_trainer
 
 
 @pytest.fixture(scope="session")

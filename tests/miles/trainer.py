@@ -109,7 +109,7 @@ def trainer_args(checkpoint: Path, **overrides: Any) -> Namespace:
         "rollout_num_gpus": 1,
         "rollout_num_gpus_per_engine": 1,
         "eval_num_gpus": 0,
-        "miles_router_timeout": 60.0,
+        "miles_router_timeout": 600.0,
         "save_debug_trajectory_data": None,
         "session_sample_picker_path": "miles.rollout.session.v2.picker_hub.drop_retries.drop_retries",
         "session_sample_postprocessor_path": (
