@@ -2,6 +2,8 @@
 
 import os
 import resource
+import shutil
+import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -205,6 +207,21 @@ def test_memory_of_the_kernel_counts(in_sandboxes, user_namespace):
     for taken, results in zip(_TAKE, every, strict=True):
         assert results[0]["stderr"].startswith("more than 100 MiB of memory"), (taken, results)
         assert outputs(results)[1] == "alive", (taken, results)
+
+
+def test_files_of_the_host_do_not_count(in_sandboxes, paths):
+    link = paths.images / f"linked-{uuid.uuid4().hex}"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        os.chmod(folder, 0o755)
+        shutil.copytree(next(paths.images.glob("sweb.*")), f"{folder}/image", symlinks=True)
+        for number in range(60_000):
+            os.mknod(f"{folder}/{number}")
+        link.symlink_to(f"{folder}/image")
+        try:
+            (results,) = in_sandboxes(["sleep 1; echo alive"], image=link.name, limits={"memory_mib": 100})
+        finally:
+            link.unlink()
+    assert (results[0]["stdout"], results[0]["stderr"]) == ("alive\n", "")
 
 
 @BOTH_WAYS_IN

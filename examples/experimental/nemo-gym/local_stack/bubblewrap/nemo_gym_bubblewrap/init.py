@@ -280,8 +280,9 @@ def _largest_socket_bytes() -> int:
 
 
 def _tmpfs_mounts() -> list[str]:
+    """Return where the sandbox's own files are; a folder of the host may be on a tmpfs, too, but is read-only here."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return [target for _, target, kind, *_ in mounts if kind == "tmpfs"]
+    return [target for _, target, kind, options, *_ in mounts if kind == "tmpfs" and options.startswith("rw,")]
 
 
 def _write_file(*, path: str, data: str) -> None:
