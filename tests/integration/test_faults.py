@@ -39,7 +39,7 @@ async def play(stack, row: dict, session: Session) -> Outcome:
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def hanging_tests(stack, tasks) -> Iterator[Future]:
     """An episode whose tests hang; it does so beside all the others, so that nothing waits for it alone."""
 
@@ -54,6 +54,7 @@ def hanging_tests(stack, tasks) -> Iterator[Future]:
 # --- many at once ---------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("hanging_tests")
 async def test_sixteen_episodes_of_one_task_keep_their_verdict_and_their_sampling(
     stack, tasks, monkeypatch, start_session
 ):
@@ -170,14 +171,15 @@ def pytest_sessionfinish():
         pytest.param(conftest("raise ImportError"), "Submitted", id="conftest"),
         pytest.param("rm -rf .git", "Submitted", id="repository"),
         pytest.param(conftest("import os; os.kill(os.getppid(), 9)"), "NoTestsRan", id="runner"),
+        pytest.param("chmod 0 /testbed", "NoTestsRan", id="folder"),
         pytest.param(conftest(_POSE_AS_SUBMISSION), "NoTestsRan", id="output poses as a submission"),
     ],
 )
 async def test_who_breaks_the_tests_gets_a_zero(stack, tasks, start_session, command, exit_status):
-    session = start_session(command, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    session = start_session(f"{command}\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
     outcome = await play(stack, tasks[0], session)
     assert ending(outcome) == (exit_status, 0.0), outcome
-    assert len(session.requests) == 2
+    assert len(session.requests) == 1
 
 
 async def test_skipped_tests_are_a_zero(stack, tasks, start_session):
