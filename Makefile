@@ -12,6 +12,7 @@ SOURCES := examples tests tools
 
 export LOCAL_STACK_DIR ?= $(CURDIR)/.local_stack
 export PYTHONPATH := $(CURDIR)/$(EXAMPLE)
+unexport PYTHONDONTWRITEBYTECODE
 STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
