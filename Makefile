@@ -35,8 +35,9 @@ miles-venv: venv
 setup: venv  ## install everything and build the tasks (once; 1.5 GB)
 	@exec $(STACK) setup --with-parent
 
-test: lint setup  ## lint, offline tests, tests on a real NeMo Gym
+test: lint setup miles-venv  ## lint, offline tests, tests on a real NeMo Gym, Miles' rollout in front of it
 	$(PY) -m pytest tests
+	$(TEST_MILES)
 
 test-miles: setup miles-venv  ## Miles' rollout on a CPU, in front of that NeMo Gym (MILES=<checkout>: its code)
 	$(TEST_MILES)
