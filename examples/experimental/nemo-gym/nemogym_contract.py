@@ -46,6 +46,7 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
     "TestsSkipped": ExitStatus(True, "graded 1.0, but not every FAIL_TO_PASS test was seen to pass"),
     "SandboxFailed": ExitStatus(True, "the sandbox died under the agent's commands"),
     "SandboxUnavailable": ExitStatus(False, "the sandbox could not be created: image, engine, disk or quota"),
+    "SandboxLost": ExitStatus(False, "the sandbox's host failed it during the episode: engine stopped, disk full"),
     "ServerUnreachable": ExitStatus(False, "refused, connection lost, or silence on a server that does not work"),
     "ServerError": ExitStatus(False, "the agent server's answer is not a graded episode"),
     "PolicyEndpointError": ExitStatus(False, "the policy endpoint failed the agent"),
@@ -312,12 +313,7 @@ def build_run_request(
     Raises:
         ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name; or a field is not JSON.
     """
-    if not isinstance(row, Mapping):
-        raise ValueError(f"expected the task as an object of SWE-bench fields, found {type(row).__name__}")
-    if row.get("instance_id") is None:
-        raise ValueError("expected a SWE-bench row, found one without instance_id")
-    instance_id = _checked_folder_name(row["instance_id"], name="instance_id")
-    subset = _checked_folder_name(_default_if_none(row.get("subset"), _DEFAULT_SUBSET), name="subset")
+    instance_id, subset = _checked_names(row)
     task = {key: value for key, value in row.items() if key not in NOT_FORWARDED}
     for key, value in task.items():
         _check_json(key, name=f"row field {key!r}")
@@ -328,7 +324,7 @@ def build_run_request(
         "instance_id": instance_id,
         "subset": subset,
         "split": _default_if_none(row.get("split"), _DEFAULT_SPLIT),
-        "image_name": str(row.get("image_name") or _default_image(instance_id, subset)),
+        "image_name": _image(row, instance_id=instance_id, subset=subset),
         "responses_create_params": build_responses_create_params(request_kwargs),
     }
     if policy_base_url is not None:
@@ -351,11 +347,38 @@ def name_episode(request: dict[str, Any], episode: str) -> dict[str, Any]:
     return {**request, "subset": f"{request['subset']}-{episode}"}
 
 
+def image_name(row: Mapping[str, Any]) -> str:
+    """The image in which the agent server runs a task.
+
+    Args:
+        row: see ``build_run_request``.
+
+    Raises:
+        ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name.
+    """
+    instance_id, subset = _checked_names(row)
+    return _image(row, instance_id=instance_id, subset=subset)
+
+
+def _image(row: Mapping[str, Any], *, instance_id: str, subset: str) -> str:
+    return str(row.get("image_name") or _default_image(instance_id, subset))
+
+
 def _default_image(instance_id: str, subset: str) -> str:
     """The server's own rule, ``_swebench_image_name`` in app.py, for a lower-cased id and subset."""
     if subset == "verified":
         return f"docker.io/swebench/sweb.eval.x86_64.{instance_id.replace('__', '_1776_')}:latest"
     return f"docker.io/xingyaoww/sweb.eval.x86_64.{instance_id.replace('__', '_s_')}:latest"
+
+
+def _checked_names(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The row's instance_id and subset."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"expected the task as an object of SWE-bench fields, found {type(row).__name__}")
+    if row.get("instance_id") is None:
+        raise ValueError("expected a SWE-bench row, found one without instance_id")
+    instance_id = _checked_folder_name(row["instance_id"], name="instance_id")
+    return instance_id, _checked_folder_name(_default_if_none(row.get("subset"), _DEFAULT_SUBSET), name="subset")
 
 
 def _checked_folder_name(value: Any, *, name: str) -> str:
@@ -468,6 +491,8 @@ def _classify_exception(exception: str, trace: str) -> str:
         return "ContextLengthExceeded"
     if name == "SandboxDied":
         return "SandboxFailed"
+    if name == "SandboxLost":
+        return "SandboxLost"
     if _SANDBOX_NOT_CREATED.fullmatch(name):
         return "SandboxUnavailable"
     if name == "KeyError" and _MAKE_TEST_SPEC_FRAME.search(trace):

@@ -283,6 +283,13 @@ async def test_twice_without_a_sandbox_is_no_verdict(stub):
     assert len(stub.requests) == 2
 
 
+async def test_a_sandbox_that_was_lost_on_the_way_is_not_tried_again(stub):
+    stub.on_run = lambda body: failed_body("nemo_gym_guarded_docker.record.SandboxLost: the engine stopped")
+    result = await _run()
+    assert result["exit_status"] == "SandboxLost" and "reward" not in result
+    assert len(stub.requests) == 1
+
+
 # --- time -----------------------------------------------------------------------
 
 

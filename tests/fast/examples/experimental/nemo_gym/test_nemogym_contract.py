@@ -194,8 +194,9 @@ def test_an_episode_has_its_folder_and_keeps_its_image():
     ],
 )
 def test_image_is_explicit_and_follows_the_original_subset(fields, image):
-    request = _request({"instance_id": "Django__django-1", **fields})
-    assert request["image_name"] == image
+    row = {"instance_id": "Django__django-1", **fields}
+    request = _request(row)
+    assert request["image_name"] == contract.image_name(row) == image
     assert request["instance_id"] == "django__django-1"
 
 
@@ -315,6 +316,7 @@ def _in_ray(cls, last, *, file="provider.py", frame="create"):
         (_in_ray("SandboxCreateVerificationError", "x.SandboxCreateVerificationError"), "SandboxUnavailable", None),
         (_in_ray("DaytonaCreateTimeoutError", "x.DaytonaCreateTimeoutError: 60 s"), "SandboxUnavailable", None),
         (_in_ray("SandboxDied", "nemo_gym_bubblewrap.provider.SandboxDied: exit 137"), "SandboxFailed", 0.0),
+        (_in_ray("SandboxLost", "nemo_gym_guarded_docker.record.SandboxLost: the disk is full"), "SandboxLost", None),
         (_in_ray("KeyError", "KeyError: 'a/b'", file="test_spec.py", frame="make_test_spec"), "UngradableInstance", None),
         (_in_ray("KeyError", "KeyError: None", file="test_spec.py", frame="make_test_spec"), "UngradableInstance", None),
         (_in_ray("KeyError", "KeyError: 'psf__Requests-1'"), "UnknownError", None),
