@@ -1,0 +1,78 @@
+"""NeMo Gym's docker sandbox (``nemo_gym.sandbox.providers.docker``) that never takes the engine's failure for a command's.
+
+NeMo Gym's own provider answers a command with exit status 125 when the engine is gone, and the agent server grades what
+is left: a zero that no policy earned. This one asks the engine after every command that failed and raises instead::
+
+    SandboxDied    the container's own processes ended it
+    SandboxLost    the engine stopped or was started again, its disk is full, or the container was removed from outside
+
+Registered through the entry-point group ``nemo_gym.sandbox_providers``; takes the options of ``docker``::
+
+    sandbox:
+      guarded_docker:
+        create: {start_timeout_s: 1200}
+
+The engine and this process share a clock. A disk that is full only while a command runs, no longer when it has ended,
+is not seen.
+"""
+
+import time
+from typing import Any
+
+from nemo_gym.sandbox.providers.base import SandboxExecResult, SandboxHandle
+from nemo_gym.sandbox.providers.docker import DockerProvider
+from nemo_gym_guarded_docker.record import SandboxLost, check_record, parse_events
+
+_ASK_TIMEOUT_S = 60.0
+# What a container's end leaves of a command; the engine records it a moment before the container's own end.
+_KILLED = 137
+_SETTLE_S = 2.0
+_FULL = "no space left on device"
+_SPACE = "stat -f -c '%f %S %d %c' /"  # free blocks, their size, free inodes, inodes (0 where there is no limit)
+_LEAST_BYTES = 1 << 20
+
+
+class GuardedDockerProvider(DockerProvider):
+    """Sandboxes in docker, as NeMo Gym makes them; see the module's docstring."""
+
+    name = "guarded_docker"
+
+    async def exec(self, handle: SandboxHandle, command: str, **options: Any) -> SandboxExecResult:
+        """Run a command, as NeMo Gym's own provider does; ``create`` checks a new container with it, too.
+
+        Raises:
+            SandboxDied, SandboxLost: see the module's docstring.
+        """
+        started_s = time.time()
+        result = await super().exec(handle, command, **options)
+        if result.return_code:
+            await self._check_record(handle, result, started_s=started_s)
+        if _FULL in f"{result.stdout}{result.stderr}".lower() and await self._is_full(handle):
+            raise SandboxLost("the disk of the docker engine is full")
+        return result
+
+    async def _check_record(self, handle: SandboxHandle, result: SandboxExecResult, *, started_s: float) -> None:
+        until_s = time.time() + (_SETTLE_S if result.return_code == _KILLED else 0)
+        command = [self._binary, "events", "--since", "0", "--until", f"{until_s:.9f}"]
+        command += ["--filter", f"container={handle.sandbox_id}", "--format", "{{json .}}"]
+        try:
+            code, output, error = await self._run(command, timeout_s=_ASK_TIMEOUT_S)
+        except TimeoutError as error:
+            raise SandboxLost(f"the docker engine does not answer within {_ASK_TIMEOUT_S:g} s") from error
+        if code:
+            raise SandboxLost(f"the docker engine cannot be asked: {error.strip()}")
+        check_record(
+            parse_events(output),
+            return_code=result.return_code,
+            since_s=started_s,
+            timed_out=result.error_type == "timeout",
+        )
+
+    async def _is_full(self, handle: SandboxHandle) -> bool:
+        command = [self._binary, "exec", "--user", "0", handle.sandbox_id, "sh", "-c", _SPACE]
+        _, output, _ = await self._run(command, timeout_s=_ASK_TIMEOUT_S)
+        try:
+            blocks, size, inodes, all_inodes = map(int, output.split())
+        except ValueError:
+            return False
+        return blocks * size < _LEAST_BYTES or (all_inodes > 0 and inodes == 0)
