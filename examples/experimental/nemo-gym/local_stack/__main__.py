@@ -23,7 +23,7 @@ from local_stack.install import set_up
 from local_stack.paths import Paths, StackError
 from local_stack.processes import end_with_parent, start_child
 from local_stack.scripted_policy import ROLES, load_tasks, make_app, role_url, serving_in_thread
-from local_stack.server import Options, Ports, running_stack
+from local_stack.server import Options, Ports, Sandbox, running_stack
 
 _INTERRUPT_GRACE_S = 10.0
 _RUN_TIMEOUT_S = "600"  # the local tasks take seconds
@@ -35,14 +35,15 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 _PORT = Annotated[int | None, typer.Option(envvar="PORT", min=1, max=65532, help="first of four ports in a row")]
 _CONCURRENCY = Annotated[int, typer.Option(min=1, help="episodes at a time on each agent server")]
 _POLICY_MODEL = Annotated[str, typer.Option(envvar="POLICY_MODEL", help="model name sent to the policy's endpoint")]
+_SANDBOX = Annotated[Sandbox, typer.Option(envvar="SANDBOX", help="what an episode runs in")]
 _WITH_PARENT = Annotated[bool, typer.Option("--with-parent", hidden=True, help="end when the parent process ends")]
 
 
 @app.command()
-def setup(with_parent: _WITH_PARENT = False) -> None:
+def setup(sandbox: _SANDBOX = Sandbox.BUBBLEWRAP, with_parent: _WITH_PARENT = False) -> None:
     """Make NeMo Gym's environment and the tasks; nothing is done twice."""
     with _orderly(with_parent):
-        set_up(Paths.from_environment())
+        set_up(Paths.from_environment(), docker=sandbox is Sandbox.DOCKER)
 
 
 @app.command()
@@ -50,14 +51,15 @@ def serve(
     port: _PORT = 12000,
     concurrency: _CONCURRENCY = 8,
     policy_model: _POLICY_MODEL = "model",
+    sandbox: _SANDBOX = Sandbox.BUBBLEWRAP,
     with_parent: _WITH_PARENT = False,
 ) -> None:
     """Run NeMo Gym in the foreground until Ctrl-C."""
     with _orderly(with_parent):
         paths = Paths.from_environment()
         ports = Ports.block(port)
-        set_up(paths)
-        options = Options(policy_model=policy_model, concurrency=concurrency)
+        set_up(paths, docker=sandbox is Sandbox.DOCKER)
+        options = Options(policy_model=policy_model, concurrency=concurrency, sandbox=sandbox)
         with running_stack(paths, ports=ports, options=options) as stack:
             print(
                 f"policy  {stack.policy_url}   (a trainer's NEMO_GYM_URL)\n"
@@ -78,6 +80,7 @@ def run(
     port: _PORT = None,
     concurrency: _CONCURRENCY = 8,
     policy_model: _POLICY_MODEL = "model",
+    sandbox: _SANDBOX = Sandbox.BUBBLEWRAP,
     with_parent: _WITH_PARENT = False,
 ) -> None:
     """Run a command with NEMO_GYM_URL, NEMO_GYM_HEAD_URL and LOCAL_STACK_TASKS set; stop NeMo Gym when it ends."""
@@ -90,8 +93,8 @@ def run(
             raise StackError(f"{command[0]} cannot be started: no such program")
         paths = Paths.from_environment()
         ports = None if port is None else Ports.block(port)
-        set_up(paths)
-        options = Options(policy_model=policy_model, concurrency=concurrency)
+        set_up(paths, docker=sandbox is Sandbox.DOCKER)
+        options = Options(policy_model=policy_model, concurrency=concurrency, sandbox=sandbox)
         with running_stack(paths, ports=ports, options=options) as stack:
             variables = {
                 "NEMO_GYM_RUN_TIMEOUT": os.environ.get("NEMO_GYM_RUN_TIMEOUT") or _RUN_TIMEOUT_S,

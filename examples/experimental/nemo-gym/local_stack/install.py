@@ -13,13 +13,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from local_stack.docker_engine import check_engine
+from local_stack.docker_images import load_images
 from local_stack.paths import GYM_PYTHON, GYM_REQUIREMENTS, SOURCE, TASK_RECIPE, Paths, StackError
 from local_stack.processes import locked, run_child
 
 _DESCRIBE = "import json, sys; print(json.dumps([sys.base_prefix, sys.version_info[:3]]))"
 _FULL = ".".join(map(str, GYM_PYTHON))
 _SERIES = ".".join(map(str, GYM_PYTHON[:2]))
-_PROVIDER = SOURCE / "bubblewrap"
+_PROVIDERS = (SOURCE / "bubblewrap", SOURCE.parent / "docker_sandbox")
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,12 @@ class Interpreter:
         return self.prefix / "bin" / "python3"
 
 
-def set_up(paths: Paths) -> None:
+def set_up(paths: Paths, *, docker: bool = False) -> None:
     """Make whatever of the local stack is missing or out of date.
 
     Args:
         paths: where it is kept.
+        docker: make docker images of the tasks, too. The tasks are proven in bubblewrap either way.
 
     Raises:
         StackError: a step failed; what was finished before it is kept.
@@ -54,10 +57,15 @@ def set_up(paths: Paths) -> None:
         uv = find_uv()
         if shutil.which("git") is None:
             raise StackError("git is needed to build the tasks: install the system's `git` package")
+        if docker:
+            check_engine()
         python = _find_python_once(paths, uv=uv)
         _install_gym(paths, uv=uv, python=python)
         _check_sandbox(paths)
         _build_tasks(paths, uv=uv, python=python)
+        if docker:
+            tasks = [json.loads(line)["metadata"] for line in paths.tasks.read_text().splitlines()]
+            load_images(paths.images, tasks=tasks)
 
 
 def find_uv() -> str:
@@ -143,7 +151,7 @@ def _pyenv_pythons() -> list[str]:
 
 
 def _install_gym(paths: Paths, *, uv: str, python: Interpreter) -> None:
-    """Install NeMo Gym and the sandbox provider; the stamps are written last, so that half an install is redone."""
+    """Install NeMo Gym and the sandbox providers; the stamps are written last, so that half an install is redone."""
     stamp = paths.gym / "requirements.sha256"
     wanted = _digest([GYM_REQUIREMENTS.read_text(), str(python.prefix), *map(str, python.version)])
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -154,12 +162,13 @@ def _install_gym(paths: Paths, *, uv: str, python: Interpreter) -> None:
         version = [] if python.version >= GYM_PYTHON else ["--python-version", _FULL]
         _uv_pip(uv, paths, "install", *version, "--no-deps", "--requirements", str(GYM_REQUIREMENTS))
         stamp.write_text(wanted)
-    stamp = paths.gym / "provider.sha256"
-    sources = sorted(path for path in _PROVIDER.rglob("*") if path.suffix in (".py", ".sh", ".toml"))
-    wanted = _digest([path.read_text() for path in sources])
-    if not stamp.is_file() or stamp.read_text() != wanted:
-        _uv_pip(uv, paths, "install", "--no-deps", "--reinstall", "--no-cache", str(_PROVIDER))
-        stamp.write_text(wanted)
+    for provider in _PROVIDERS:
+        stamp = paths.gym / f"{provider.name}.sha256"
+        sources = sorted(path for path in provider.rglob("*") if path.suffix in (".py", ".sh", ".toml"))
+        wanted = _digest([path.read_text() for path in sources])
+        if not stamp.is_file() or stamp.read_text() != wanted:
+            _uv_pip(uv, paths, "install", "--no-deps", "--reinstall", "--no-cache", str(provider))
+            stamp.write_text(wanted)
 
 
 def _uv_pip(uv: str, paths: Paths, *arguments: str) -> None:

@@ -34,11 +34,20 @@ def start_child(command: list[str], **options) -> subprocess.Popen:
     return subprocess.Popen(command, preexec_fn=end_with_parent, **options)
 
 
-def run_child(command: list[str], **options) -> subprocess.CompletedProcess:
-    """Run a command to its end, as text; it is killed when this process ends."""
+def run_child(command: list[str], *, timeout_s: float | None = None, **options) -> subprocess.CompletedProcess:
+    """Run a command to its end, as text; it is killed when this process ends.
+
+    Args:
+        command: program and arguments.
+        timeout_s: seconds until it is killed; None waits for as long as it takes.
+        options: as of ``subprocess.Popen``.
+
+    Raises:
+        subprocess.TimeoutExpired: it was.
+    """
     with start_child(command, text=True, **options) as process:
         try:
-            stdout, stderr = process.communicate()
+            stdout, stderr = process.communicate(timeout=timeout_s)
         except BaseException:
             process.kill()
             raise

@@ -16,10 +16,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import IO
 
 import requests
+from local_stack.docker_engine import remove_containers, run_arguments
 from local_stack.paths import SOURCE, Paths, StackError
 from local_stack.processes import RUN_VARIABLE, clear_dead_runs, locked, remove_run
 from tqdm import tqdm
@@ -32,6 +34,10 @@ _POLL_S = 0.5
 _STARTS = 2
 _RAY_TOO_SLOW = "The current node timed out during startup"
 _LOGS_KEPT = 10
+# Limits of one container.
+_TTL_S = 3600
+_MEMORY_MIB = 2048
+_PROCESSES = 512
 _SERVERS = (
     f"responses_api_agents/{_AGENT}",
     "responses_api_models/openai_model",
@@ -85,6 +91,13 @@ class Ports:
             return cls(*(probe.getsockname()[1] for probe in probes))
 
 
+class Sandbox(str, Enum):
+    """What an episode runs in."""
+
+    BUBBLEWRAP = "bubblewrap"
+    DOCKER = "docker"
+
+
 @dataclass(frozen=True)
 class Options:
     """Settings of the agent servers.
@@ -92,6 +105,7 @@ class Options:
     Args:
         policy_model: model name that the agent sends to the policy's endpoint.
         concurrency: episodes at a time on each agent server.
+        sandbox: what an episode runs in.
         step_limit: model calls of one episode.
         step_timeout: seconds for one command.
         eval_timeout: seconds for one run of the tests.
@@ -99,6 +113,7 @@ class Options:
 
     policy_model: str = "model"
     concurrency: int = 8
+    sandbox: Sandbox = Sandbox.BUBBLEWRAP
     step_limit: int = 10
     step_timeout: int = 60
     eval_timeout: int = 300
@@ -160,6 +175,7 @@ def running_stack(paths: Paths, *, ports: Ports | None = None, options: Options 
     ports, options = ports or Ports.free(), options or Options()
     run, lock = _new_run(paths)
     try:
+        _remove_dead_containers(paths, options=options)
         with lock:
             _fill_run_folder(run, paths=paths, ports=ports, options=options)
             stack = _start_until_ready(paths, run=run, lock=lock, ports=ports, concurrency=options.concurrency)
@@ -169,17 +185,19 @@ def running_stack(paths: Paths, *, ports: Ports | None = None, options: Options 
             _stop(stack.keeper)
     finally:
         remove_run(run)
+        _remove_dead_containers(paths, options=options)
 
 
-def gym_config(*, ports: Ports, options: Options, images: Path, environments: Path) -> dict:
+def gym_config(*, ports: Ports, options: Options, images: Path, run: Path) -> dict:
     """Return the configuration for ``gym env start``.
 
     Args:
         ports: where the servers listen.
         options: settings of the agents.
         images: folder of the sandbox images.
-        environments: folder with a virtual environment for each server.
+        run: the run's folder; below it ``environments`` has a virtual environment for each server.
     """
+    provider, specification = _sandbox_config(options.sandbox, images=images, run=run)
 
     def agent(*, port: int, run_golden: bool) -> dict:
         return {
@@ -190,12 +208,12 @@ def gym_config(*, ports: Ports, options: Options, images: Path, environments: Pa
                     "port": port,
                     "domain": "coding",
                     "description": "SWE-bench tasks on this machine",
-                    "value": "a first look without docker",
+                    "value": "a first look on one machine",
                     "model_server": {"type": "responses_api_models", "name": "policy_model"},
                     "concurrency": options.concurrency,
                     "env": "sandbox",
                     "sandbox_provider": "sandbox",
-                    "sandbox_spec": {"ready_timeout_s": 60},
+                    "sandbox_spec": specification,
                     "sandbox_environment_kwargs": {
                         "cwd": "/testbed",
                         "conda_env": "testbed",
@@ -215,12 +233,12 @@ def gym_config(*, ports: Ports, options: Options, images: Path, environments: Pa
         "head_server": {"host": HOST, "port": ports.head},
         "policy_model_name": options.policy_model,
         "skip_venv_if_present": True,
-        "uv_venv_dir": str(environments),
+        "uv_venv_dir": str(run / "environments"),
         # The model server gets no traffic: every /run names its own endpoint.
         "model_endpoint_readiness_timeout_seconds": 0,
         _AGENT: agent(port=ports.policy, run_golden=False),
         f"{_AGENT}_golden": agent(port=ports.golden, run_golden=True),
-        "sandbox": {"bubblewrap": {"image_root": str(images)}},
+        "sandbox": provider,
         "policy_model": {
             "responses_api_models": {
                 "openai_model": {
@@ -234,6 +252,14 @@ def gym_config(*, ports: Ports, options: Options, images: Path, environments: Pa
             }
         },
     }
+
+
+def _sandbox_config(sandbox: Sandbox, *, images: Path, run: Path) -> tuple[dict, dict]:
+    """Return the sandbox provider's block and what each sandbox is asked to be."""
+    if sandbox is Sandbox.DOCKER:
+        create = {"pids_limit": _PROCESSES, "extra_run_args": run_arguments(run)}
+        return {"guarded_docker": {"create": create}}, {"ttl_s": _TTL_S, "resources": {"memory_mib": _MEMORY_MIB}}
+    return {"bubblewrap": {"image_root": str(images)}}, {"ready_timeout_s": 60}
 
 
 def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
@@ -283,6 +309,15 @@ def _new_run(paths: Paths) -> tuple[Path, IO[str]]:
         return run, lock
 
 
+def _remove_dead_containers(paths: Paths, *, options: Options) -> None:
+    """Remove the containers of ended runs; where the engine fails, each still ends by itself when its time is up."""
+    if options.sandbox is Sandbox.DOCKER:
+        try:
+            remove_containers(paths.runs)
+        except StackError as error:
+            print(f"containers of ended runs were not removed: {error}", file=sys.stderr, flush=True)
+
+
 def _fill_run_folder(run: Path, *, paths: Paths, ports: Ports, options: Options) -> None:
     """Lay the run's folder out so that the agent servers write their results there and nowhere else."""
     # Ray's socket paths have to fit into 107 bytes, whatever TMPDIR is.
@@ -297,7 +332,7 @@ def _fill_run_folder(run: Path, *, paths: Paths, ports: Ports, options: Options)
         environment = run / "environments" / server / ".venv"
         environment.parent.mkdir(parents=True)
         environment.symlink_to(paths.gym)
-    config = gym_config(ports=ports, options=options, images=paths.images, environments=run / "environments")
+    config = gym_config(ports=ports, options=options, images=paths.images, run=run)
     (run / "stack.yaml").write_text(json.dumps(config, indent=1))
 
 
