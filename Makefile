@@ -17,7 +17,7 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-miles lint format golden-scan policy-scan data eval-specs serve doctor train \
+.PHONY: help venv miles-venv setup test test-miles test-docker lint format golden-scan policy-scan data eval-specs serve doctor train \
 	train-dry-run miles-flags lock clean
 
 help:  ## this list
@@ -41,6 +41,11 @@ test: lint setup miles-venv  ## lint, offline tests, tests on a real NeMo Gym, M
 
 test-miles: setup miles-venv  ## Miles' rollout on a CPU, in front of that NeMo Gym (MILES=<checkout>: its code)
 	$(TEST_MILES)
+
+test-docker: venv  ## episodes in docker, on an engine of its own (Linux, as root; on Debian it fetches what it needs)
+	@exec $(PY) tools/docker_engine.py --check
+	@exec $(STACK) setup --with-parent
+	$(PY) -m pytest tests/docker
 
 lint: venv  ## ruff, autoflake, isort, black: check only
 	$(VENV)/bin/ruff check $(SOURCES)
