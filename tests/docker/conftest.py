@@ -59,6 +59,11 @@ def breakable(engine: Engine) -> Iterator[Engine]:
         engine.docker("rm", "--force", *containers)
 
 
+def start_container(engine: Engine, image: str, *arguments: str) -> str:
+    """Start a container that only sleeps and return its id; without a bound a mistake in it floods the machine."""
+    return engine.docker("run", "--detach", "--pids-limit=64", *arguments, image, "sleep", "600").strip()
+
+
 @pytest.fixture(scope="session")
 def paths(engine: Engine) -> Paths:
     """An installed local stack whose images are in the engine."""

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from local_stack.server import HOST
 
-from .conftest import episode
+from .conftest import episode, start_container
 
 _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 _SLOW_TESTS = 'printf \'import time\\nopen("/mark", "w")\\ntime.sleep(100)\\n\' > conftest.py; touch patch.txt'
@@ -27,7 +27,7 @@ async def _when_marked(engine, action) -> None:
         for container in engine.docker("ps", "--quiet").split():
             listed = engine.docker("exec", container, "ls", "/", check=False)
             if "mark" in listed.split():
-                await asyncio.to_thread(action)
+                action()
                 return
         await asyncio.sleep(0.1)
     raise AssertionError("no command has made /mark")
@@ -107,12 +107,17 @@ async def test_a_container_that_the_agent_ended_is_a_zero(docker_servers, tasks,
     assert (outcome.exit_status, outcome.reward) == ("SandboxFailed", 0.0), outcome
 
 
+async def test_processes_without_end_end_at_the_containers_bound(docker_servers, tasks):
+    start = "subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
+    outcome = await episode(docker_servers, tasks[1], f'python -c "import subprocess\nwhile True: {start}"', "true")
+    assert outcome.reward == 0.0 and outcome.exit_status in ("LimitsExceeded", "NoTestsRan"), outcome
+
+
 # --- disk -------------------------------------------------------------------------
 
 
 async def test_a_disk_filled_by_another_container_is_no_verdict(breakable, docker_servers, tasks):
-    image = tasks[0]["image_name"]
-    other = breakable.docker("run", "--detach", image, "sleep", "600").strip()
+    other = start_container(breakable, tasks[0]["image_name"])
 
     def fill() -> str:
         breakable.docker("exec", other, "sh", "-c", _FILL, check=False)

@@ -11,7 +11,7 @@ import pytest
 from local_stack.docker_engine import remove_containers, run_arguments
 from local_stack.processes import locked
 
-from .conftest import REPOSITORY
+from .conftest import REPOSITORY, start_container
 
 _TOOL = REPOSITORY / "tools" / "docker_engine.py"
 _MAKE_IMAGES = f"{sys.executable} -m local_stack setup --sandbox docker"
@@ -38,7 +38,7 @@ def test_an_engine_ends_with_what_started_it(command_environment, tasks, how):
     before = _engine_folders()
     mounts = Path("/proc/self/mounts").read_text()
     image = tasks[0]["image_name"]
-    run = f"docker run --rm --env TEST_MARK={mark} {image} sh -c 'echo running; sleep 600'"
+    run = f"docker run --rm --pids-limit=64 --env TEST_MARK={mark} {image} sh -c 'echo running; sleep 600'"
     command = [sys.executable, str(_TOOL), "sh", "-c", f"{_MAKE_IMAGES} >&2 && exec {run}"]
     environment = {**command_environment, "TEST_MARK": mark}
     del environment["DOCKER_HOST"]
@@ -69,9 +69,8 @@ def test_only_containers_of_dead_runs_are_removed(breakable, tasks, tmp_path):
     names = {}
     for name in ("alive", "dead"):
         (runs / name).mkdir(parents=True)
-        labels = run_arguments(runs / name)
-        names[name] = breakable.docker("run", "--detach", *labels, tasks[0]["image_name"], "sleep", "600").strip()
-    others = breakable.docker("run", "--detach", tasks[0]["image_name"], "sleep", "600").strip()
+        names[name] = start_container(breakable, tasks[0]["image_name"], *run_arguments(runs / name))
+    others = start_container(breakable, tasks[0]["image_name"])
 
     with locked(runs / "alive" / "lock"):
         assert [name[:12] for name in remove_containers(runs)] == [names["dead"][:12]]

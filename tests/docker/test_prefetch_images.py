@@ -21,7 +21,7 @@ from local_stack.processes import start_child
 from local_stack.server import HOST
 from prefetch_images import PullLimit, find_engine, pull_all
 
-from .conftest import EXAMPLE_DIR
+from .conftest import EXAMPLE_DIR, start_container
 
 _IMAGES = 6
 
@@ -220,7 +220,7 @@ async def test_patience_with_a_pull_limit_ends(registry):
 
 
 async def test_a_full_disk_ends_it(breakable, registry, tasks):
-    filler = breakable.docker("run", "--detach", tasks[0]["image_name"], "sleep", "600").strip()
+    filler = start_container(breakable, tasks[0]["image_name"])
     breakable.docker("exec", filler, "sh", "-c", "head -c 4G /dev/zero > /full", check=False)
     images = [registry.image(number) for number in range(3)]
     failed = await pull_all(images, engine=find_engine(), parallel=1)

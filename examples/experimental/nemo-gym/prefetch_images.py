@@ -28,6 +28,7 @@ from typing import Annotated
 
 import typer
 from nemogym_contract import image_name
+from row_reader import DataError, json_lines
 from tqdm import tqdm
 
 EXIT_OK, EXIT_MISSING, EXIT_SET_UP, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -168,18 +169,16 @@ def read_images(path: Path) -> list[str]:
     Raises:
         SetUpError: the file is unreadable or empty, or a line is no task; the line is named.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetUpError(f"expected rows in {path}, found it unreadable: {error}") from None
     images: dict[str, None] = {}
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                images[image_name(row["metadata"] if "instance_id" not in row and "metadata" in row else row)] = None
-            except (ValueError, TypeError) as error:
-                raise SetUpError(f"{path} line {number}: expected a task, found {error}") from None
+    place = str(path)
+    try:
+        for place, row in json_lines(path):
+            is_prompt = isinstance(row, dict) and "instance_id" not in row and "metadata" in row
+            images[image_name(row["metadata"] if is_prompt else row)] = None
+    except DataError as error:
+        raise SetUpError(str(error)) from None
+    except ValueError as error:
+        raise SetUpError(f"{place}: {error}") from None
     if not images:
         raise SetUpError(f"expected at least one row in {path}, found none")
     return list(images)

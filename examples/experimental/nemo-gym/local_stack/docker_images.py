@@ -24,29 +24,11 @@ from local_stack.paths import StackError
 from local_stack.processes import run_child
 
 LABEL = "miles-nemo-gym.images"
-_PROGRAMS = (
-    *(
-        "awk",
-        "basename",
-        "bash",
-        "cat",
-        "chmod",
-        "chown",
-        "cmp",
-        "cp",
-        "cut",
-        "date",
-        "dd",
-        "df",
-        "diff",
-        "dirname",
-        "du",
-    ),
-    *("echo", "env", "expr", "false", "find", "git", "grep", "gzip", "head", "hostname", "id", "kill", "ln", "ls"),
-    *("mkdir", "mktemp", "mv", "nice", "nproc", "od", "paste", "printf", "pwd", "readlink", "realpath", "rm", "rmdir"),
-    *("sed", "seq", "sh", "sleep", "sort", "stat", "sync", "tail", "tar", "tee", "test", "timeout", "touch", "tr"),
-    *("true", "truncate", "uname", "uniq", "wc", "whoami", "xargs"),
-)
+_PROGRAMS = """
+    awk basename bash cat chmod chown cmp cp cut date dd df diff dirname du echo env expr false find git grep gzip
+    head hostname id kill ln ls mkdir mktemp mv nice nproc od paste printf pwd readlink realpath rm rmdir sed seq
+    sh sleep sort stat sync tail tar tee test timeout touch tr true truncate uname uniq wc whoami xargs
+""".split()
 _ROOT_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o755, "proc": 0o755, "sys": 0o755, "dev": 0o755, "run": 0o755}
 _FILES = {

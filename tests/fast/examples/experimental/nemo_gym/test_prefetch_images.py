@@ -43,7 +43,7 @@ def test_images_are_those_that_the_connector_asks_for_each_once(rows):
         ([], "at least one row"),
         (["{"], "line 1"),
         ([{"instance_id": "a-1"}, []], "line 2"),
-        ([{"prompt": "x"}], "line 1: expected a task"),
+        ([{"prompt": "x"}], "line 1: expected a SWE-bench row"),
         ([{"instance_id": "../x"}], "line 1"),
         (["3"], "line 1"),
     ],
@@ -54,7 +54,7 @@ def test_a_file_that_names_no_tasks_is_refused(rows, content, message):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(SetUpError, match="unreadable"):
+    with pytest.raises(SetUpError, match="No such file"):
         read_images(tmp_path / "none.jsonl")
 
 
