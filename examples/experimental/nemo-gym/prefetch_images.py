@@ -15,7 +15,6 @@ Exit status: 0 every image is there; 1 some are not, each named with its reason;
 
 import asyncio
 import contextlib
-import json
 import shutil
 import subprocess
 import sys
@@ -170,15 +169,15 @@ def read_images(path: Path) -> list[str]:
         SetUpError: the file is unreadable or empty, or a line is no task; the line is named.
     """
     images: dict[str, None] = {}
-    place = str(path)
     try:
         for place, row in json_lines(path):
             is_prompt = isinstance(row, dict) and "instance_id" not in row and "metadata" in row
-            images[image_name(row["metadata"] if is_prompt else row)] = None
+            try:
+                images[image_name(row["metadata"] if is_prompt else row)] = None
+            except ValueError as error:
+                raise SetUpError(f"{place}: {error}") from None
     except DataError as error:
         raise SetUpError(str(error)) from None
-    except ValueError as error:
-        raise SetUpError(f"{place}: {error}") from None
     if not images:
         raise SetUpError(f"expected at least one row in {path}, found none")
     return list(images)

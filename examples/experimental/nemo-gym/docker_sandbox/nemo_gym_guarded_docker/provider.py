@@ -16,6 +16,7 @@ The engine and this process share a clock. A disk that is full only while a comm
 is not seen.
 """
 
+import re
 import time
 from typing import Any
 
@@ -27,7 +28,7 @@ _ASK_TIMEOUT_S = 60.0
 # What a container's end leaves of a command; the engine records it a moment before the container's own end.
 _KILLED = 137
 _SETTLE_S = 2.0
-_FULL = "no space left on device"
+_FULL = re.compile(r"no space left on device|disk is full|errno 28\b|\benospc\b", re.IGNORECASE)
 _SPACE = "stat -f -c '%f %S %d %c' /"  # free blocks, their size, free inodes, inodes (0 where there is no limit)
 _LEAST_BYTES = 1 << 20
 
@@ -47,7 +48,7 @@ class GuardedDockerProvider(DockerProvider):
         result = await super().exec(handle, command, **options)
         if result.return_code:
             await self._check_record(handle, result, started_s=started_s)
-        if _FULL in f"{result.stdout}{result.stderr}".lower() and await self._is_full(handle):
+        if _FULL.search(f"{result.stdout}{result.stderr}") and await self._is_full(handle):
             raise SandboxLost("the disk of the docker engine is full")
         return result
 
