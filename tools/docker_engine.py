@@ -3,8 +3,8 @@
     python tools/docker_engine.py make golden-scan SANDBOX=docker
     python tools/docker_engine.py --check
 
-Runs a command with DOCKER_HOST set, or only looks whether it could. Needs Linux, root, and docker's programs. Where they are missing on Debian their
-packages are fetched and unpacked below LOCAL_STACK_DIR; nothing is installed and no service is started.
+Runs a command with DOCKER_HOST set, or only looks whether it could. Needs Linux, root, and docker's programs. Where those
+are missing on Debian their packages are fetched and unpacked below LOCAL_STACK_DIR; nothing is installed, no service started.
 
 1. The engine has its own mount and PID namespace. When this process ends, by SIGKILL too, the kernel ends the engine,
    its containers and its mounts.
@@ -25,6 +25,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "experimental" / "nemo-gym"))
 
 from local_stack.paths import Paths, StackError
 from local_stack.processes import is_locked, locked, run_child, start_child

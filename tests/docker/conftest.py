@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,11 @@ def breakable(engine: Engine) -> Iterator[Engine]:
     yield engine
     if not engine.is_alive():
         engine.start()
-    if containers := engine.docker("ps", "--all", "--quiet").split():
-        engine.docker("rm", "--force", *containers)
+    deadline = time.monotonic() + 30
+    # One whose removal has begun already cannot be removed again.
+    while containers := engine.docker("ps", "--all", "--quiet").split():
+        assert time.monotonic() < deadline, containers
+        engine.docker("rm", "--force", *containers, check=False, stderr=subprocess.DEVNULL)
 
 
 def start_container(engine: Engine, image: str, *arguments: str) -> str:

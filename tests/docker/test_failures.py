@@ -107,10 +107,20 @@ async def test_a_container_that_the_agent_ended_is_a_zero(docker_servers, tasks,
     assert (outcome.exit_status, outcome.reward) == ("SandboxFailed", 0.0), outcome
 
 
-async def test_processes_without_end_end_at_the_containers_bound(docker_servers, tasks):
-    start = "subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
-    outcome = await episode(docker_servers, tasks[1], f'python -c "import subprocess\nwhile True: {start}"', "true")
-    assert outcome.reward == 0.0 and outcome.exit_status in ("LimitsExceeded", "NoTestsRan"), outcome
+async def test_the_processes_of_a_container_are_bounded(docker_servers, tasks):
+    start = [
+        "import subprocess",
+        "started = []",
+        "try:",
+        "    while len(started) < 2000: started.append(subprocess.Popen(['sleep', '600']))",
+        "finally:",
+        "    for one in started: one.kill()",
+    ]
+    turns = ["python - <<'END' || touch /bounded", *start, "END"]
+    outcome = await episode(
+        docker_servers, tasks[1], "\n".join(turns), f"test -e /bounded && {_apply(tasks[1])}", _SUBMIT
+    )
+    assert (outcome.exit_status, outcome.reward) == ("Submitted", 1.0), outcome
 
 
 # --- disk -------------------------------------------------------------------------
