@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import subprocess
 import time
 
 import pytest
@@ -107,6 +108,15 @@ async def test_a_container_that_the_agent_ended_is_a_zero(docker_servers, tasks,
     assert (outcome.exit_status, outcome.reward) == ("SandboxFailed", 0.0), outcome
 
 
+async def test_a_container_that_ends_before_its_first_command_is_no_verdict(docker_servers, tasks):
+    # An image without `sleep`, which is to keep its container alive.
+    archive = "tar -chC / bin/sh $(ldd /bin/sh | grep -o '/[^ ]*')"
+    subprocess.run(f"{archive} | docker import - no-sleep", shell=True, check=True, capture_output=True)
+    row = {**tasks[1], "image_name": "no-sleep"}
+    for outcome in [await episode(docker_servers, row), await episode(docker_servers, row, "true")]:
+        assert (outcome.exit_status, outcome.reward) == ("SandboxUnavailable", None), outcome
+
+
 async def test_the_processes_of_a_container_are_bounded(docker_servers, tasks):
     start = [
         "import subprocess",
@@ -161,13 +171,16 @@ async def test_a_full_place_of_the_containers_own_is_a_verdict(docker_servers, t
 async def test_a_registrys_pull_limit_is_no_verdict(docker_servers, tasks):
     asked = []
 
+    async def greet(request: web.Request) -> web.Response:
+        return web.json_response({})
+
     async def refuse(request: web.Request) -> web.Response:
         asked.append(request.path)
         error = {"code": "TOOMANYREQUESTS", "message": "You have reached your pull rate limit."}
         return web.json_response({"errors": [error]}, status=429)
 
     app = web.Application()
-    app.router.add_get("/v2/", lambda request: web.json_response({}))
+    app.router.add_get("/v2/", greet)
     app.router.add_get("/v2/{rest:.+}", refuse)
     runner = web.AppRunner(app)
     await runner.setup()

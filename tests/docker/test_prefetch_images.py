@@ -64,9 +64,7 @@ class Registry:
                 aiohttp.ClientSession() as session,
                 session.request(request.method, url, headers=accepted) as answer,
             ):
-                kept = {
-                    key: value for key, value in answer.headers.items() if key.startswith(("Content-Type", "Docker"))
-                }
+                kept = {key: value for key, value in answer.headers.items() if key.startswith(("Content-", "Docker"))}
                 return web.Response(status=answer.status, body=await answer.read(), headers=kept)
         finally:
             self.now -= 1
@@ -124,7 +122,7 @@ async def registry(registry_port, engine):
     registry = Registry(registry_port)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", registry.answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=1)
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()
     registry.host = f"{HOST}:{runner.addresses[0][1]}"

@@ -3,8 +3,9 @@
 NeMo Gym's own provider answers a command with exit status 125 when the engine is gone, and the agent server grades what
 is left: a zero that no policy earned. This one asks the engine after every command that failed and raises instead::
 
-    SandboxDied    the container's own processes ended it
-    SandboxLost    the engine stopped or was started again, its disk is full, or the container was removed from outside
+    SandboxDied          the container's own processes ended it
+    SandboxLost          the engine stopped or was started again, its disk is full, or the container was removed from outside
+    DockerCreateError    either of them before there is a container to hand out
 
 Registered through the entry-point group ``nemo_gym.sandbox_providers``; takes the options of ``docker``::
 
@@ -20,15 +21,16 @@ import re
 import time
 from typing import Any
 
-from nemo_gym.sandbox.providers.base import SandboxExecResult, SandboxHandle
-from nemo_gym.sandbox.providers.docker import DockerProvider
-from nemo_gym_guarded_docker.record import SandboxLost, check_record, parse_events
+from nemo_gym.sandbox.providers.base import SandboxExecResult, SandboxHandle, SandboxSpec
+from nemo_gym.sandbox.providers.docker import DockerCreateError, DockerProvider
+from nemo_gym_guarded_docker.record import SandboxDied, SandboxLost, check_record, parse_events
 
 _ASK_TIMEOUT_S = 60.0
 # What a container's end leaves of a command; the engine records it a moment before the container's own end.
 _KILLED = 137
 _SETTLE_S = 2.0
 _FULL = re.compile(r"no space left on device|disk is full|errno 28\b|\benospc\b", re.IGNORECASE)
+_DISK_IS_FULL = "the disk of the docker engine is full"
 _SPACE = "stat -f -c '%f %S %d %c' /"  # free blocks, their size, free inodes, inodes (0 where there is no limit)
 _LEAST_BYTES = 1 << 20
 
@@ -38,8 +40,23 @@ class GuardedDockerProvider(DockerProvider):
 
     name = "guarded_docker"
 
+    async def create(self, spec: SandboxSpec) -> SandboxHandle:
+        """Start a container, as NeMo Gym's own provider does.
+
+        Raises:
+            DockerCreateError: it did not start or did not last, or the engine's disk is full.
+        """
+        try:
+            handle = await super().create(spec)
+        except (SandboxDied, SandboxLost) as error:
+            raise DockerCreateError(f"a container of {spec.image!r} did not last: {error}") from None
+        if await self._is_full(handle):
+            await self.close(handle)
+            raise DockerCreateError(_DISK_IS_FULL)
+        return handle
+
     async def exec(self, handle: SandboxHandle, command: str, **options: Any) -> SandboxExecResult:
-        """Run a command, as NeMo Gym's own provider does; ``create`` checks a new container with it, too.
+        """Run a command, as NeMo Gym's own provider does.
 
         Raises:
             SandboxDied, SandboxLost: see the module's docstring.
@@ -49,7 +66,7 @@ class GuardedDockerProvider(DockerProvider):
         if result.return_code:
             await self._check_record(handle, result, started_s=started_s)
         if _FULL.search(f"{result.stdout}{result.stderr}") and await self._is_full(handle):
-            raise SandboxLost("the disk of the docker engine is full")
+            raise SandboxLost(_DISK_IS_FULL)
         return result
 
     async def _check_record(self, handle: SandboxHandle, result: SandboxExecResult, *, started_s: float) -> None:
@@ -71,9 +88,9 @@ class GuardedDockerProvider(DockerProvider):
 
     async def _is_full(self, handle: SandboxHandle) -> bool:
         command = [self._binary, "exec", "--user", "0", handle.sandbox_id, "sh", "-c", _SPACE]
-        _, output, _ = await self._run(command, timeout_s=_ASK_TIMEOUT_S)
         try:
+            _, output, _ = await self._run(command, timeout_s=_ASK_TIMEOUT_S)
             blocks, size, inodes, all_inodes = map(int, output.split())
-        except ValueError:
-            return False
+        except (TimeoutError, ValueError):
+            return False  # an engine that does not answer fails the next command
         return blocks * size < _LEAST_BYTES or (all_inodes > 0 and inodes == 0)
