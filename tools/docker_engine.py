@@ -113,7 +113,9 @@ class Engine:
     def stop(self) -> None:
         """End the engine, its containers and its mounts, and remove its folder."""
         if self._init is not None:
-            self._init.kill()  # the kernel ends everything in its PID namespace
+            # The namespace's first process ends after all others in it, and unshare after that one.
+            for pid in self._children() or [self._init.pid]:
+                os.kill(pid, signal.SIGKILL)
             self._init.wait()
         if self._daemon is not None:
             self._daemon.wait()
@@ -128,13 +130,18 @@ class Engine:
 
     def _enter(self) -> list[str]:
         """The command that runs another in the engine's namespaces."""
-        children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children")
         deadline = time.monotonic() + _READY_TIMEOUT_S
-        while not (pids := children.read_text().split()) or not _is_init(int(pids[0])):
+        while not (pids := self._children()) or not _is_init(pids[0]):
             if self._init.poll() is not None or time.monotonic() > deadline:
                 raise EngineError("the kernel gave no mount and PID namespace of its own: expected root, not confined")
             time.sleep(_POLL_S)
-        return ["nsenter", "--target", pids[0], "--mount", "--pid"]
+        return ["nsenter", "--target", str(pids[0]), "--mount", "--pid"]
+
+    def _children(self) -> list[int]:
+        """The first process of the namespaces, where there is one."""
+        with contextlib.suppress(OSError):
+            return list(map(int, Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children").read_text().split()))
+        return []
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _READY_TIMEOUT_S

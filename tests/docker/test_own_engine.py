@@ -36,17 +36,18 @@ def _processes_with(mark: str) -> dict[int, str]:
 def test_an_engine_ends_with_what_started_it(command_environment, how):
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
     environment = {**command_environment, "TEST_MARK": mark}
-    tool = subprocess.Popen(
-        [sys.executable, str(_TOOL), "sh", "-c", _RUN], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    folder = Path(tool.stdout.readline().strip().removeprefix("unix://")).parent
-    assert (folder / "data").is_dir()
-    names = list(_processes_with(mark).values())
-    assert {"dockerd", "containerd", "docker-init"} <= set(names), names
-    assert names.count("sleep") == 3, "of the namespaces, the command, the container"
-
-    tool.send_signal(how)
-    assert tool.wait(timeout=30) == (143 if how == signal.SIGTERM else -signal.SIGKILL)
+    command = [sys.executable, str(_TOOL), "sh", "-c", _RUN]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as tool:
+        try:
+            folder = Path(tool.stdout.readline().strip().removeprefix("unix://")).parent
+            assert (folder / "data").is_dir()
+            names = list(_processes_with(mark).values())
+            assert {"dockerd", "containerd", "docker-init"} <= set(names), names
+            assert names.count("sleep") == 3, "of the namespaces, the command, the container"
+            tool.send_signal(how)
+            assert tool.wait(timeout=30) == (143 if how == signal.SIGTERM else -signal.SIGKILL)
+        finally:
+            tool.kill()
     deadline = time.monotonic() + 30
     while left := _processes_with(mark):
         assert time.monotonic() < deadline, left
