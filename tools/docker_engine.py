@@ -126,14 +126,15 @@ class Engine:
         data.mkdir()
         script = _INIT.format(mib=self.mib, data=data)
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
-        self._init = start_child(command, stdin=subprocess.DEVNULL)
+        with (self.folder / "log").open("ab") as log:
+            self._init = start_child(command, stdin=subprocess.DEVNULL, stderr=log)
 
     def _enter(self) -> list[str]:
         """The command that runs another in the engine's namespaces."""
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while not (pids := self._children()) or not _is_init(pids[0]):
             if self._init.poll() is not None or time.monotonic() > deadline:
-                raise EngineError("the kernel gave no mount and PID namespace of its own: expected root, not confined")
+                raise EngineError(f"no mount and PID namespace for an engine; root, but confined?\n{self._log_end()}")
             time.sleep(_POLL_S)
         return ["nsenter", "--target", str(pids[0]), "--mount", "--pid"]
 
@@ -148,9 +149,11 @@ class Engine:
         command = ["docker", "--host", self.host, "version"]
         while subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
             if self._daemon.poll() is not None or time.monotonic() > deadline:
-                log = (self.folder / "log").read_text(errors="replace").splitlines()
-                raise EngineError("dockerd did not get ready. The end of its log:\n" + "\n".join(log[-15:]))
+                raise EngineError(f"dockerd did not get ready. The end of its log:\n{self._log_end()}")
             time.sleep(_POLL_S)
+
+    def _log_end(self) -> str:
+        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-15:])
 
 
 @contextlib.contextmanager
