@@ -143,7 +143,8 @@ def main(
         missing = without_present(images)
         say(f"{len(images)} image(s) for {input_path}, {len(missing)} missing; {describe_space(engine)}")
         if list_only:
-            print("\n".join(missing))
+            for image in missing:
+                print(image)
             raise typer.Exit(EXIT_OK)
         if missing and not engine.is_x86:
             say(
