@@ -17,8 +17,8 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-miles test-docker lint format golden-scan policy-scan data eval-specs serve doctor train \
-	train-dry-run miles-flags lock clean
+.PHONY: help venv miles-venv setup test test-miles test-docker test-browser lint format golden-scan policy-scan data eval-specs \
+	report serve doctor train train-dry-run miles-flags lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -38,6 +38,9 @@ setup: venv  ## install everything and build the tasks (once; 1.5 GB)
 test: lint setup miles-venv  ## lint, offline tests, tests on a real NeMo Gym, Miles' rollout in front of it
 	$(PY) -m pytest tests
 	$(TEST_MILES)
+
+test-browser: venv  ## the page of make report in a headless Chromium (CHROMIUM=<path>)
+	$(PY) -m pytest tests/browser
 
 test-miles: setup miles-venv  ## Miles' rollout on a CPU, in front of that NeMo Gym (MILES=<checkout>: its code)
 	$(TEST_MILES)
@@ -118,6 +121,12 @@ data: venv  ## tasks as Miles prompts (INPUT=SWE-bench Verified, OUTPUT=, SPLIT=
 	@test "$(origin DATA)" != "command line" || { echo "error: DATA names what a scan reads; here INPUT is read and OUTPUT is written" >&2; exit 2; }
 	@$(PY) $(EXAMPLE)/download_and_process_data.py --output "$(or $(OUTPUT),outputs/swe_verified.jsonl)" $(if $(INPUT),--input "$(INPUT)") $(if $(SPLIT),--split "$(SPLIT)") $(if $(SUBSET),--subset "$(SUBSET)") $(if $(LIMIT),--limit "$(LIMIT)") $(ARGS)
 
+# What the scans of the local tasks and of DATA write, unless SCANS names others.
+FOUND_SCANS = $(wildcard outputs/golden.jsonl outputs/policy.jsonl)
+report: venv  ## what to drop and what a policy learns from, as a page (SCANS="golden.jsonl policy.jsonl dump/", OUTPUT=)
+	@test -n "$(or $(SCANS),$(FOUND_SCANS))" || { echo "error: no results of a scan are in outputs; run make golden-scan or make policy-scan POLICY_BASE_URL=..., or name some: make report SCANS=<file.jsonl>" >&2; exit 2; }
+	@$(PY) $(EXAMPLE)/report.py $(or $(SCANS),$(FOUND_SCANS)) --output "$(or $(OUTPUT),outputs/report.html)" $(ARGS)
+
 eval-specs: setup  ## list again what the pinned swebench can grade, for make data
 	@"$(LOCAL_STACK_DIR)/gym/bin/python" tools/eval_specs.py
 
@@ -141,7 +150,7 @@ miles-flags: venv  ## put every recorded launch through Miles' own parser, write
 	@.venv-miles-flags/bin/python tools/miles_flags.py "$(MILES)" --megatron .venv-megatron
 
 lock: venv  ## pin the closure of pyproject.toml and of the other environments' .in files
-	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
+	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --extra report --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
 	$(VENV)/bin/uv pip compile --quiet --python-version 3.13.14 --no-header --no-annotate --no-emit-index-url $(EXAMPLE)/local_stack/requirements.in -o $(EXAMPLE)/local_stack/requirements.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tools/miles_flags.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tools/miles_flags.in -o tools/miles_flags.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tests/miles/uv.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/miles/requirements.in -o tests/miles/requirements.txt

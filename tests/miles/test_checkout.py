@@ -5,9 +5,15 @@ Where it differs from the release on what both have is here too.
 
 import json
 import time
+from argparse import Namespace
 
 import pytest
+from report_training import Step, read_run
 
+from miles.ray.rollout.debug_data import save_debug_rollout_data
+from miles.utils.audit_utils.event_logger.logger import EventLogger
+from miles.utils.audit_utils.event_logger.models import MetricEvent
+from miles.utils.audit_utils.process_identity import RolloutManagerProcessIdentity
 from miles.utils.types import Sample
 
 from .engine import ask
@@ -166,3 +172,27 @@ async def test_what_was_oversampled_is_aborted(checkpoint, tasks, task, tmp_path
         # What comes after an abort is not disturbed by it.
         sample, calls = await trainer.run_episode(task, "solve")
         assert_lossless(sample if version == "v1" else sample[0], calls, trainer.state.tokenizer)
+
+
+# --- what a run leaves behind -----------------------------------------------------
+
+
+def test_the_report_reads_what_dump_details_writes(tmp_path):
+    """The paths are those of miles/utils/arguments.py."""
+    args = Namespace(
+        save_debug_rollout_data=f"{tmp_path}/rollout_data/{{rollout_id}}.pt",
+        save_debug_trajectory_data=f"{tmp_path}/trajectory/{{rollout_id}}.jsonl",
+    )
+    samples = [
+        Sample(group_index=index // 2, index=index, reward=float(index == 0), metadata={"exit_status": status})
+        for index, status in enumerate(("Submitted", "Submitted", "LimitsExceeded", "Submitted"))
+    ]
+    for rollout_id in (0, 1):
+        save_debug_rollout_data(args, samples, rollout_id, evaluation=False)
+    save_debug_rollout_data(args, {"held_out": {"samples": samples}}, 1, evaluation=True)
+    events = EventLogger(log_dir=tmp_path / "events", source=RolloutManagerProcessIdentity())
+    logged = {"rollout/nemo_gym/exit_status/Aborted": 3.0, "rollout/nemo_gym/kept_groups": 7.0, "rollout/step": 1}
+    events.log(MetricEvent, {"metrics": logged}, print_log=False)
+
+    of_samples = Step(reward=0.25, kept=2.0, statuses={"Submitted": 3.0, "LimitsExceeded": 1.0})
+    assert read_run(tmp_path).steps == {0: of_samples, 1: Step(reward=0.25, kept=7.0, statuses={"Aborted": 3.0})}

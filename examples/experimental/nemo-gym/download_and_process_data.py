@@ -26,16 +26,16 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import swebench_rows
 import typer
 from data_report import NothingLeftError, Report, print_counts, print_written
+from file_writer import replacing
 from row_reader import DEFAULT_SPLIT, DataError, open_rows
 from swebench_rows import NotJsonError, normalised_task, prompt_row, ungradable_reason
 from task_selection import Selection, known_flaky_ids, parse_band, read_ids, read_solve_rates
@@ -162,7 +162,7 @@ def convert(
     )
     report = conversion.report
     with ExitStack() as stack:
-        file = stack.enter_context(_replacing(output))
+        file = stack.enter_context(replacing(output))
         progress = stack.enter_context(closing(_Progress(total=opened.total if limit is None else None)))
         for place, row in opened.rows:
             progress.add()
@@ -347,35 +347,8 @@ def _check_apart(output: Path, named: Mapping[str, Path | None]) -> None:
 
 
 def _write_report(path: Path, report: Mapping[str, Any]) -> None:
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(json.dumps(report, indent=2) + "\n")
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[TextIO]:
-    """A new file that takes the place of ``path`` at the end, or leaves no trace when the block raises."""
-    new_folders = [folder for folder in path.parents if not os.path.exists(folder)]
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside it: os.replace is atomic only within one file system.
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(descriptor, "w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-        with suppress(OSError):
-            for folder in new_folders:
-                folder.rmdir()
-        if isinstance(error, OSError):
-            raise DataError(f"expected to write --output {path}, found: {error.strerror}") from None
-        raise
 
 
 class _Progress:

@@ -110,7 +110,7 @@ def say_what_is_kept(added: int, output: Path | None) -> None:
 
 def classes_of(ids: Iterable[str], episodes: Iterable[Episode], *, passes: int, null_control: bool) -> dict[str, str]:
     """The class of each task of a golden scan, in the order of ``ids``."""
-    by_task = _by_task(episodes)
+    by_task = tasks_of(episodes)
     return {one: task_class(by_task[one], passes=passes, null_control=null_control) for one in ids}
 
 
@@ -122,7 +122,7 @@ def print_golden_summary(classes: dict[str, str], episodes: Sequence[Episode], *
         episodes: those that ended.
         passes: how often each gold patch was to run.
     """
-    by_task = _by_task(episodes)
+    by_task = tasks_of(episodes)
     width, marks = max(map(len, classes)), max(passes, len("gold"))
     print(f"\n{'task':<{width}}  {'gold':>{marks}} {'s':>7}  {'null':>4} {'s':>7}  class")
     for instance_id, name in classes.items():
@@ -151,11 +151,12 @@ def _cells(episodes: Sequence[Episode], width: int) -> str:
     """The rewards in the order of the passes, one character each, ``?`` for an inconclusive one, and the mean time."""
     if not episodes:
         return f"{'-':>{width}} {'-':>7}"
-    rewards = "".join(_mark(episode) for episode in sorted(episodes, key=lambda episode: episode.attempt))
+    rewards = "".join(mark(episode) for episode in sorted(episodes, key=lambda episode: episode.attempt))
     return f"{rewards:>{width}} {sum(episode.seconds for episode in episodes) / len(episodes):>7.1f}"
 
 
-def _mark(episode: Episode) -> str:
+def mark(episode: Episode) -> str:
+    """The reward of an episode in one character: 1, 0, ``?`` for an inconclusive one, ``-`` for none."""
     if episode.reading == Reading.INCONCLUSIVE:
         return "?"
     return "-" if episode.reward is None else str(int(episode.reward == 1.0))
@@ -176,7 +177,7 @@ def print_policy_summary(
         expected: what every episode must have ended with.
     """
     _print_policy_tasks(ids, episodes, expected=expected)
-    print(f"exit statuses: {_statuses(episodes)}")
+    print(f"exit statuses: {statuses(episodes)}")
     _print_solve_rates(ids, episodes, passes=passes)
     spent = [("seconds", [episode.seconds for episode in episodes])]
     spent += [(name.replace("_", " "), known_metric(episodes, name)) for name in ("turns", "tool_calls")]
@@ -193,7 +194,7 @@ def print_policy_summary(
 
 
 def _print_policy_tasks(ids: Sequence[str], episodes: Sequence[Episode], *, expected: Expectation) -> None:
-    by_task = _by_task(episodes)
+    by_task = tasks_of(episodes)
     width = max(map(len, ids))
     print(f"\n{'task':<{width}}  {'solved':>7} {'rate':>5}  {'95 %':<11} {'turns':>6} {'s':>7}  exit_status")
     for instance_id in ids:
@@ -205,22 +206,22 @@ def _print_policy_tasks(ids: Sequence[str], episodes: Sequence[Episode], *, expe
         turns = known_metric(ended, "turns")
         mean_turns = f"{sum(turns) / len(turns):.1f}" if turns else "-"
         seconds = sum(episode.seconds for episode in ended) / len(ended)
-        names = _statuses(ended) if len(ended) > 1 else ended[0].exit_status
+        names = statuses(ended) if len(ended) > 1 else ended[0].exit_status
         flag = "" if all(as_expected(episode, expected) for episode in ended) else "  FAIL"
         print(
-            f"{instance_id:<{width}}  {f'{rate.solved}/{rate.verdicts}':>7} {shown:>5}  {_interval(rate):<11} "
+            f"{instance_id:<{width}}  {f'{rate.solved}/{rate.verdicts}':>7} {shown:>5}  {interval(rate):<11} "
             f"{mean_turns:>6} {seconds:>7.1f}  {names}{flag}"
         )
 
 
 def _print_solve_rates(ids: Sequence[str], episodes: Sequence[Episode], *, passes: int) -> None:
-    by_task = _by_task(episodes)
+    by_task = tasks_of(episodes)
     total, rates = solve_rate(episodes), [solve_rate(by_task[one]) for one in ids]
     if total.rate is None:
         print("solve rate: no verdict")
         return
     print(
-        f"solve rate {total.rate:.3f} over {total.verdicts} verdict(s), 95 % interval {_interval(total)} (Wilson, "
+        f"solve rate {total.rate:.3f} over {total.verdicts} verdict(s), 95 % interval {interval(total)} (Wilson, "
         "of these tasks)"
     )
     if passes > 1:
@@ -234,12 +235,14 @@ def _print_solve_rates(ids: Sequence[str], episodes: Sequence[Episode], *, passe
     )
 
 
-def _statuses(episodes: Iterable[Episode]) -> str:
+def statuses(episodes: Iterable[Episode]) -> str:
+    """Exit statuses with their counts, the commonest first."""
     counts = Counter(episode.exit_status for episode in episodes)
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _interval(rate: SolveRate) -> str:
+def interval(rate: SolveRate) -> str:
+    """Its 95 % interval; ``-`` without a verdict."""
     low, high = rate.interval
     return f"{low:.2f} to {high:.2f}" if rate.verdicts else "-"
 
@@ -254,7 +257,8 @@ def _say_inconclusive(count: int) -> None:
         print(f"{count} episode(s) say nothing about their task: --retry-inconclusive runs only them again")
 
 
-def _by_task(episodes: Iterable[Episode]) -> defaultdict[str, list[Episode]]:
+def tasks_of(episodes: Iterable[Episode]) -> defaultdict[str, list[Episode]]:
+    """Episodes of each task, in their order."""
     by_task: defaultdict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         by_task[episode.instance_id].append(episode)
