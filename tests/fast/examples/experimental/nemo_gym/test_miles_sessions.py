@@ -128,3 +128,15 @@ def test_an_entry_of_another_form_is_refused_when_the_server_starts(entry):
 def test_an_empty_list_is_refused_when_the_server_starts():
     with pytest.raises(ValueError, match="allowed_sessions"):
         sessions.AllowList([])
+
+
+def test_replayed_tool_calls_get_their_index_back():
+    tools = [{"function": {"name": "look"}}, {"function": {"name": "write"}}]
+    calls = [{"id": str(n), "function": {"name": name}} for n, name in enumerate(["write", "look", "unknown"])]
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [*calls, {"index": 7}]},
+    ]
+    sessions.restore_tool_call_indices(messages, tools)
+    assert [call["index"] for call in messages[1]["tool_calls"]] == [1, 0, -1, 7]
+    assert messages[0] == {"role": "user", "content": "x"}

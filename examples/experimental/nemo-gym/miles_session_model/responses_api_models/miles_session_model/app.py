@@ -7,6 +7,8 @@ refused with HTTP 403 and the reason; nothing else is ever called.
 NeMo Gym finds this server through NEMO_GYM_EXTRA_ROOTS, and configs/miles_session_model.yaml starts it.
 """
 
+from typing import Any
+
 from aiohttp import ClientConnectionError
 from fastapi import HTTPException, Request
 from nemo_gym.openai_utils import (
@@ -17,7 +19,12 @@ from nemo_gym.openai_utils import (
 from nemo_gym.rollout_correlation import current_rollout_id
 from nemo_gym.server_utils import is_nemo_gym_fastapi_entrypoint
 from pydantic import PrivateAttr
-from responses_api_models.miles_session_model.sessions import AllowList, SessionRefused, session_of
+from responses_api_models.miles_session_model.sessions import (
+    AllowList,
+    SessionRefused,
+    restore_tool_call_indices,
+    session_of,
+)
 from responses_api_models.vllm_model.app import ReasoningFieldMode, VLLMModel, VLLMModelConfig
 
 # A pooled connection may be closed just as the next call is written to it. The session server rolls a repeated turn back.
@@ -66,6 +73,11 @@ class MilesSessionModel(VLLMModel):
             raise HTTPException(403, f"{type(self).__name__}: {error}") from None
         except ClientConnectionError as error:
             raise HTTPException(502, f"{type(self).__name__}: no answer from the session server: {error}") from None
+
+    def _preprocess_chat_completion_create_params(self, request: Request, body_dict: dict[str, Any]) -> dict[str, Any]:
+        body = super()._preprocess_chat_completion_create_params(request, body_dict)
+        restore_tool_call_indices(body["messages"], body.get("tools") or [])
+        return body
 
     def _resolve_client(self, request: Request) -> NeMoGymAsyncOpenAI:
         # What a session server answers is final: behind it the trainer has tried again already.

@@ -15,6 +15,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 _ROLLOUT_ID = re.compile(
@@ -107,6 +108,22 @@ def session_of(rollout_id: str | None, allowed: AllowList) -> Session:
             "model server if that is where the trainer's session server listens"
         )
     return session
+
+
+def restore_tool_call_indices(messages: Iterable[dict[str, Any]], tools: Iterable[dict[str, Any]]) -> None:
+    """Give replayed tool calls the ``index`` back that the Responses API has no place for, in place.
+
+    SGLang sets it to the tool's place among the tools (function_call/base_format_detector.py), and Miles compared it until
+    its matcher left it out (message_matcher_hub): where it differs, all turns before are lost.
+
+    Args:
+        messages: of a chat-completions request.
+        tools: of the same request.
+    """
+    places = {(tool.get("function") or {}).get("name"): place for place, tool in enumerate(tools)}
+    for message in messages:
+        for call in message.get("tool_calls") or []:
+            call.setdefault("index", places.get((call.get("function") or {}).get("name"), -1))
 
 
 def _parsed_entry(entry: str) -> tuple[str, range]:
