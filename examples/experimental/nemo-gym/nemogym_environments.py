@@ -38,8 +38,32 @@ _LONGEST_ROLLOUT_ID = 230  # NeMo Gym makes a file name of it
 
 
 def is_environment_row(row: Any) -> bool:
-    """Whether a task is a NeMo Gym row; else it is taken for a SWE-bench instance."""
-    return isinstance(row, Mapping) and isinstance(row.get("responses_create_params"), Mapping)
+    """Whether a task is a NeMo Gym row; one with a SWE-bench instance's fields at top level is taken for that."""
+    if not isinstance(row, Mapping) or {"instance_id", "problem_statement"} <= row.keys():
+        return False
+    return isinstance(row.get("responses_create_params"), Mapping)
+
+
+def task_of(row: Any) -> Any:
+    """The task in a row of data: the row itself, or the metadata of a Miles prompt row."""
+    is_task = isinstance(row, Mapping) and ("instance_id" in row or is_environment_row(row))
+    if isinstance(row, Mapping) and not is_task and isinstance(row.get("metadata"), Mapping):
+        return row["metadata"]
+    return row
+
+
+def prompt_of(row: Mapping[str, Any]) -> str:
+    """The text of a NeMo Gym row's input, for people and for Miles' filter by length; the agent is sent the input itself."""
+    asked = row["responses_create_params"]["input"]
+    messages = [asked] if isinstance(asked, str) else [_text_of(item) for item in asked]
+    return "\n\n".join(filter(None, messages)) or "(no text)"
+
+
+def _text_of(item: Any) -> str:
+    content = item.get("content") if isinstance(item, Mapping) else None
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""
 
 
 def agent_name_of(row: Mapping[str, Any]) -> str | None:
@@ -77,7 +101,7 @@ def build_environment_request(row: Mapping[str, Any], request_kwargs: Mapping[st
     if not is_environment_row(row):
         raise ValueError("expected a NeMo Gym row, found one without responses_create_params")
     own = row["responses_create_params"]
-    if not isinstance(own.get("input"), (str, list)) or not own["input"]:
+    if not isinstance(own.get("input"), (str, list)):
         raise ValueError(f"expected responses_create_params.input to be text or messages, found {own.get('input')!r}")
     fields = {key: value for key, value in row.items() if not is_reserved(key)} | dict(row.get(SET_ASIDE) or {})
     request = {**fields, "responses_create_params": {**own, **_sampling(own, request_kwargs)}}

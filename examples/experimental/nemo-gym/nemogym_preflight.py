@@ -50,6 +50,7 @@ from nemogym_checks import (
     read_number,
 )
 from nemogym_contract import join_url, without_userinfo
+from nemogym_environments import way_of_agent
 from swebench_rows import REASONS, REMOVED_FIELDS, UNSENDABLE, ungradable_reason
 
 # A server under load takes seconds for its first /openapi.json.
@@ -333,6 +334,21 @@ def check_agent_server(url: str) -> None:
             found="a server without it: it would ignore the trainer's session and call its own model",
             remedy="Install nemo-gym>=0.6 and restart it.",
         )
+
+
+def check_environment_server(url: str) -> None:
+    """Check that ``url`` is an agent server of any NeMo Gym environment; reads ``/openapi.json`` only.
+
+    Args:
+        url: URL of the agent server, as in NEMO_GYM_URL.
+
+    Raises:
+        PreflightError: it is not, or cannot be reached within 15 s.
+    """
+    try:
+        way_of_agent(_read_openapi(_openapi_url(url)))
+    except ValueError as problem:
+        raise PreflightError(f"{without_userinfo(url)}: {problem}") from None
 
 
 def read_agent_config(server: str, *, head_url: str | None) -> tuple[AgentConfig | None, str]:

@@ -17,6 +17,8 @@ from .test_nemogym_environments import ROW
 
 SESSION = "http://10.0.0.5:30000/sessions/0123abcd"
 ROLLOUT_ID = "http__10.0.0.5__30000__0123abcd"
+# A row of the mini-swe agents as NeMo Gym has them.
+MINI_SWE = {**ROW, **{key: value for key, value in INSTANCE.items() if key != "problem_statement"}}
 AGENT = {"paths": {"/run": {}}, "components": {"schemas": {"SimpleAgentRunRequest": {"properties": {}}}}}
 
 
@@ -134,7 +136,7 @@ async def test_an_agent_that_moved_is_found_again_and_a_dead_head_server_forgets
 async def test_an_agent_that_takes_a_url_gets_it(stub, monkeypatch):
     monkeypatch.setenv("NEMO_GYM_URL", stub.url)
     stub.openapi, stub.on_run = OPENAPI, lambda body: graded_body()
-    assert await run({**ROW, **INSTANCE}) == ("Submitted", 1.0)
+    assert await run(MINI_SWE) == ("Submitted", 1.0)
     assert stub.requests[0]["policy_base_url"] == f"{SESSION}/v1" and "_ng_rollout_id" not in stub.requests[0]
 
 
@@ -146,7 +148,7 @@ async def test_the_way_can_be_forced(stub, monkeypatch, openapi, way, expected):
     monkeypatch.setenv("NEMO_GYM_URL", stub.url)
     monkeypatch.setenv("NEMO_GYM_POLICY_VIA", way)
     stub.openapi = openapi
-    await run({**ROW, **INSTANCE})
+    await run(MINI_SWE)
     assert {"_ng_rollout_id", "policy_base_url"} & stub.requests[0].keys() == {expected}
 
 

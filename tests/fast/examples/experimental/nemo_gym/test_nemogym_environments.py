@@ -79,7 +79,7 @@ def test_metadata_of_a_row_that_nobody_misreads_is_the_row():
     [
         ({"instance_id": "a"}, "responses_create_params"),
         ({"responses_create_params": {}}, "input"),
-        ({"responses_create_params": {"input": []}}, "input"),
+        ({"instance_id": "a", "problem_statement": "b", "responses_create_params": {"input": []}}, "NeMo Gym row"),
         ({"responses_create_params": {"input": 7}}, "input"),
         ({**ROW, "answer": float("nan")}, "JSON"),
         ({**ROW, "answer": "\ud800"}, "JSON"),
