@@ -48,7 +48,7 @@ import random
 import socket
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -80,7 +80,7 @@ from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answ
 from nemogym_metrics import TALLY
 from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
-__all__ = ["Settings", "abort", "reachable_policy_url", "run", "run_episode"]
+__all__ = ["Settings", "abort", "locate", "reachable_policy_url", "run", "run_episode"]
 
 logger = logging.getLogger(__name__)
 
@@ -165,10 +165,8 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         return _logged(Outcome("PolicyEndpointError", detail=f"session URL: {error}"), row)
     _warn_agent_owned(frozenset(key for key in AGENT_OWNED_KEYS if request_kwargs.get(key) is not None))
     try:
-        servers = await _when_reachable(
-            lambda: agent_servers(row, head_urls=settings.head_urls, default=settings.servers)
-        )
-        way = await _way_of(row, servers[0], settings)
+        servers = await _when_reachable(lambda: _servers_for(row, settings))
+        way = await _when_reachable(lambda: _way_of(row, servers[0], settings))
         request = _build_request(row, request_kwargs, way)
     except NotDelivered as error:
         return _logged(Outcome("ServerUnreachable", detail=str(error)), row)
@@ -180,11 +178,30 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
     return await _run_to_its_end(_Episode(row, request, settings, way=way, session_url=base_url))
 
 
+async def locate(row: Mapping[str, Any], settings: "Settings") -> tuple[str, Way]:
+    """An agent server that can run a task, and the way by which its agent reaches the policy.
+
+    Args:
+        row: the task.
+        settings: which servers there are.
+
+    Raises:
+        NotDelivered: a server that has to be asked cannot be reached.
+        ValueError: none can run it.
+    """
+    server = (await _servers_for(row, settings))[0]
+    return server, await _way_of(row, server, settings)
+
+
+async def _servers_for(row: Mapping[str, Any], settings: "Settings") -> Sequence[str]:
+    return await agent_servers(row, head_urls=settings.head_urls, default=settings.servers)
+
+
 async def _way_of(row: Mapping[str, Any], server: str, settings: "Settings") -> Way:
-    """How the agent reaches the session: as the setting or the agent's schema says; with a SWE-bench instance by URL."""
+    """As the setting or the agent's schema says; with a SWE-bench instance by URL."""
     if not is_environment_row(row):
         return "policy_base_url"
-    return settings.way or await _when_reachable(lambda: way_to_policy(server))
+    return settings.way or await way_to_policy(server)
 
 
 def _build_request(row: Mapping[str, Any], request_kwargs: Mapping[str, Any], way: Way) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """The connector on NeMo Gym rows: which server they reach, which way the session is named, how they end."""
 
 import asyncio
+import json
 
 import nemogym_agent_function as connector
 import nemogym_directory
 import nemogym_metrics
 import nemogym_servers
 import pytest
+import yaml
 from aiohttp import web
 from local_stack.scripted_policy import serving_in_thread
+from nemogym_preflight import Job, run_checks
 
 from .conftest import OPENAPI
 from .conftest import ROW as INSTANCE
@@ -40,6 +43,12 @@ class Head:
     def __init__(self) -> None:
         self.agents: dict[str, str] = {}
         self.asked, self.status = 0, 200
+        self.config = {
+            "observability_enabled": True,
+            "policy_model": {
+                "responses_api_models": {"miles_session_model": {"allowed_sessions": ["10.0.0.5:30000"]}}
+            },
+        }
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked += 1
@@ -55,6 +64,11 @@ def head(stub, monkeypatch):
     head = Head()
     app = web.Application()
     app.router.add_get("/server_instances", head.answer)
+
+    async def configuration(request: web.Request) -> web.Response:
+        return web.json_response(yaml.safe_dump(head.config))
+
+    app.router.add_get("/global_config_dict_yaml", configuration)
     with serving_in_thread(app) as url:
         monkeypatch.setenv("NEMO_GYM_HEAD_URL", url)
         head.agents["blackjack_agent"] = stub.url
@@ -214,6 +228,55 @@ async def test_sixty_four_episodes_each_name_their_session(stub, monkeypatch):
     await asyncio.gather(*(connector.run(base_url=url, prompt="", metadata={**ROW, "id": url}) for url in urls))
     named = {request["id"]: request["_ng_rollout_id"] for request in stub.requests}
     assert named == {url: f"http__10.0.0.5__30000__{url[-32:]}" for url in urls}
+
+
+# --- preflight --------------------------------------------------------------------
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """Writes prompt data of these rows' metadata."""
+
+    def write(*rows):
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("".join(f"{json.dumps({'prompt': 'p', 'metadata': row})}\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+def findings(*paths):
+    return [(finding.level, str(finding)) for finding in run_checks(Job(prompt_data=paths))]
+
+
+def test_preflight_finds_the_agents_of_rows_and_their_session_model(head, prompts):
+    found = findings(prompts(ROW, ROW))
+    assert {level for level, _ in found} == {"ok"}
+    told = "\n".join(text for _, text in found)
+    assert "agent blackjack_agent: " in told and "by session_model" in told
+    assert "calls sessions of ['10.0.0.5:30000']" in told and "2 row(s), 1 task(s)" in told
+
+
+def test_preflight_names_an_agent_that_is_not_there(head, prompts):
+    found = findings(prompts({**ROW, "agent_ref": {"name": "chess"}}))
+    assert any(level == "error" and "'chess'" in text and "blackjack_agent" in text for level, text in found)
+
+
+@pytest.mark.parametrize(
+    "config, told",
+    [
+        ({"observability_enabled": False}, "observability_enabled is not true"),
+        ({"policy_model": {"responses_api_models": {"vllm_model": {}}}}, "no such model server"),
+    ],
+)
+def test_preflight_names_a_server_that_would_not_call_the_session(head, prompts, config, told):
+    head.config |= config
+    assert any(level == "error" and told in text for level, text in findings(prompts(ROW)))
+
+
+def test_preflight_names_rows_that_cannot_be_sent(head, prompts):
+    unfit = {"responses_create_params": {}, "reward": 1.0}
+    assert any(level == "error" and "its metadata holds reward" in text for level, text in findings(prompts(unfit)))
 
 
 @pytest.fixture
