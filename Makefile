@@ -12,6 +12,7 @@ SOURCES := examples tests tools
 
 export LOCAL_STACK_DIR ?= $(CURDIR)/.local_stack
 export PYTHONPATH := $(CURDIR)/$(EXAMPLE)
+unexport PYTHONDONTWRITEBYTECODE
 STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
@@ -34,8 +35,9 @@ miles-venv: venv
 setup: venv  ## install everything and build the tasks (once; 1.5 GB)
 	@exec $(STACK) setup --with-parent
 
-test: lint setup  ## lint, offline tests, tests on a real NeMo Gym
+test: lint setup miles-venv  ## lint, offline tests, tests on a real NeMo Gym, Miles' rollout in front of it
 	$(PY) -m pytest tests
+	$(TEST_MILES)
 
 test-miles: setup miles-venv  ## Miles' rollout on a CPU, in front of that NeMo Gym (MILES=<checkout>: its code)
 	$(TEST_MILES)

@@ -125,16 +125,20 @@ async def test_a_sandbox_that_dies_under_the_agent_is_a_zero(stack, tasks, start
 
 
 async def test_an_agent_cannot_end_its_own_sandbox(stack, tasks, start_session):
-    attempts = [
-        "kill -INT 1; kill -9 1; kill -9 -1",
-        "prlimit --pid 1 --cpu=1:1 --nofile=3:3",
-        ":(){ :|:& };: ; sleep 1",
-    ]
+    attempts = ["kill -INT 1; kill -9 1; kill -9 -1", "prlimit --pid 1 --cpu=1:1 --nofile=3:3"]
     attempts += ["head -c 1G /dev/zero > /run/full; rm /run/full", "rm -rf / 2>/dev/null; git checkout -q -- ."]
     session = start_session(*attempts, apply_patch(tasks[0]["patch"]), SUBMIT)
     outcome = await play(stack, tasks[0], session)
     assert ending(outcome) == ("Submitted", 1.0), outcome
     assert len(session.requests) == len(attempts) + 2
+
+
+async def test_an_agent_that_fills_its_own_sandbox_with_processes_is_graded(stack, tasks, start_session):
+    """What it leaves running may stop its tests from running: a 0, but a verdict."""
+    outcome = await play(
+        stack, tasks[0], start_session(":(){ :|:& };: ; sleep 1", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    )
+    assert outcome.reward == 0.0, outcome
 
 
 async def test_an_episode_whose_worker_dies_is_not_run_again(stack, tasks, start_session):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from local_stack.processes import RUN_VARIABLE, clear_dead_runs, locked
-from local_stack.server import HOST, Ports
+from local_stack.server import HOST, Ports, gym_environment
 
 from .conftest import EXAMPLE_DIR
 
@@ -153,3 +153,8 @@ def test_what_a_killed_keeper_left_is_cleared(tmp_path, command_environment, mar
 
 def test_free_ports_are_four():
     assert len(set(vars(Ports.free()).values())) == 4
+
+
+def test_processes_of_nemo_gym_compile_their_modules_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in gym_environment(run=tmp_path, concurrency=2)

@@ -5,6 +5,7 @@ episodes may run at once; a policy that misbehaves once knows it from the conver
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from local_stack.environment_policy import PLAYERS
 from local_stack.scripted_policy import PLAYED, Messages, Turn, play_and_submit
 
 Task = dict[str, Any]
+SLEEP_S = f"300.{os.getpid()}"  # by which the sandbox is found among those of other runs
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ POLICIES: dict[str, Policy] = {
     "fail-late": _solve_but(2, lambda reply: Reply(status=500)),
     "refuse-late": _solve_but(2, lambda reply: Reply(status=401)),
     "hang-late": _solve_but(2, lambda reply: Reply(hangs=True)),
-    "kill-sandbox": _solve_but(1, lambda reply: Reply(tool_call("kill -INT 1; sleep 60"))),
+    "sleep": _solve_but(1, lambda reply: Reply(tool_call(f"sleep {SLEEP_S}"))),
     "break-tests": _solve_with_conftest(_break_the_run),
     "skip-tests": _solve_with_conftest(_skip_what_failed),
 }

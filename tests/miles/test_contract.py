@@ -4,6 +4,9 @@
 ``/run`` server. The other member of each group solves its task, where both share a server.
 """
 
+import asyncio
+import os
+import signal
 import socket
 import time
 
@@ -14,7 +17,9 @@ from nemogym_generate import keep_group
 
 from miles.utils.types import Sample
 
+from ..integration.process_tree import ancestors, find_process
 from .agent_server import Answer, make_agent_server
+from .policies import SLEEP_S
 from .tokens import assert_lossless
 from .trainer import running_trainer
 
@@ -42,7 +47,6 @@ def ended_as(caplog):
         ("never-submit", "LimitsExceeded", 0.0),
         ("break-tests", "NoTestsRan", 0.0),
         ("skip-tests", "TestsSkipped", 0.0),
-        ("kill-sandbox", "SandboxFailed", 0.0),
     ],
 )
 async def test_a_verdict_is_trained(trainer, task, policy, exit_status, reward):
@@ -50,6 +54,18 @@ async def test_a_verdict_is_trained(trainer, task, policy, exit_status, reward):
     solved, sample = group.samples
     assert (sample.status, sample.reward) == (Sample.Status.COMPLETED, reward)
     assert sample.metadata["exit_status"] == exit_status
+    assert solved.reward == 1.0 and group.kept
+    assert_lossless(sample, group.calls[1], trainer.state.tokenizer)
+
+
+async def test_a_sandbox_that_dies_under_the_agent_is_trained(trainer, task):
+    episode = asyncio.create_task(trainer.run_group((task, "solve"), (task, "sleep")))
+    sleeping = await asyncio.to_thread(find_process, SLEEP_S)
+    os.kill(next(pid for pid, name in ancestors(sleeping) if name.startswith("python")), signal.SIGKILL)
+    group = await episode
+    solved, sample = group.samples
+    assert (sample.status, sample.reward) == (Sample.Status.COMPLETED, 0.0)
+    assert sample.metadata["exit_status"] == "SandboxFailed"
     assert solved.reward == 1.0 and group.kept
     assert_lossless(sample, group.calls[1], trainer.state.tokenizer)
 
