@@ -24,6 +24,7 @@ from tests.agent_table import agents_by_reach
 
 from .conftest import EXAMPLE_DIR, TIMEOUT_S
 
+MODEL = "a-model"
 RESULTS = {"win": 1.0, "draw": 0.0, "loss": -1.0, "bust": -1.0}
 
 
@@ -45,7 +46,9 @@ def session_port() -> int:
 @pytest.fixture(scope="module")
 def environments(paths, session_port) -> Iterator[Stack]:
     """One NeMo Gym with every environment of the local stack."""
-    options = Options(environments=tuple(ENVIRONMENTS.values()), sessions=(f"127.0.0.1:{session_port}",))
+    options = Options(
+        environments=tuple(ENVIRONMENTS.values()), sessions=(f"127.0.0.1:{session_port}",), policy_model=MODEL
+    )
     with running_stack(paths, options=options) as stack:
         yield stack
 
@@ -121,7 +124,10 @@ async def test_sixty_four_episodes_at_once_each_keep_their_session(sessions, ses
         assert result["reward"] == rewards[role], (name, role, result)
         assert len(session.requests) == result["agent_metrics"]["turns"] == _turns(name, role, session), (name, role)
         for body in session.requests:
-            assert f"[episode {number}]" in json.dumps(body["messages"]) and body["seed"] == number
+            assert f"[episode {number}]" in json.dumps(body["messages"]) and (body["seed"], body["model"]) == (
+                number,
+                MODEL,
+            )
             assert body["temperature"] == number / 64
             assert str(body["messages"]).count("[episode ") == 1
         for before, after in zip(session.requests, session.requests[1:], strict=False):
@@ -180,7 +186,7 @@ def test_the_scan_runs_an_environment(environments, session_port, paths, name, t
     environment, output = ENVIRONMENTS[name], tmp_path / "policy.jsonl"
     known = load_rows(environment.rows(paths))
     assert all(map(is_environment_row, known))
-    with serving_in_thread(make_app(known, players=PLAYERS[name], find=find_row)) as url:
+    with serving_in_thread(make_app(known, model=MODEL, players=PLAYERS[name], find=find_row)) as url:
         command = [sys.executable, str(EXAMPLE_DIR / "eval_nemogym_via_api.py"), "--concurrency", "4"]
         command += ["--input", str(environment.rows(paths)), "--output", str(output)]
         command += ["--policy-base-url", role_url(url, "solve"), "--head-url", environments.head_url]

@@ -165,9 +165,9 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         return _logged(Outcome("PolicyEndpointError", detail=f"session URL: {error}"), row)
     _warn_agent_owned(frozenset(key for key in AGENT_OWNED_KEYS if request_kwargs.get(key) is not None))
     try:
-        servers = await _when_reachable(lambda: _servers_for(row, settings))
-        way = await _when_reachable(lambda: _way_of(row, servers[0], settings))
-        request = _build_request(row, request_kwargs, way)
+        servers, way = await _when_reachable(lambda: locate(row, settings))
+        build_request = build_run_request if way == "policy_base_url" else build_environment_request
+        request = build_request(row, request_kwargs)
     except NotDelivered as error:
         return _logged(Outcome("ServerUnreachable", detail=str(error)), row)
     except BadAnswer as error:
@@ -178,8 +178,10 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
     return await _run_to_its_end(_Episode(row, request, settings, way=way, session_url=base_url))
 
 
-async def locate(row: Mapping[str, Any], settings: "Settings") -> tuple[str, Way]:
-    """An agent server that can run a task, and the way by which its agent reaches the policy.
+async def locate(row: Mapping[str, Any], settings: "Settings") -> tuple[Sequence[str], Way]:
+    """The agent servers that can run a task, and the way by which their agent reaches the policy.
+
+    With a SWE-bench instance that is by URL; with a NeMo Gym row it is as the setting or the agent's schema says.
 
     Args:
         row: the task.
@@ -189,23 +191,10 @@ async def locate(row: Mapping[str, Any], settings: "Settings") -> tuple[str, Way
         NotDelivered: a server that has to be asked cannot be reached.
         ValueError: none can run it.
     """
-    server = (await _servers_for(row, settings))[0]
-    return server, await _way_of(row, server, settings)
-
-
-async def _servers_for(row: Mapping[str, Any], settings: "Settings") -> Sequence[str]:
-    return await agent_servers(row, head_urls=settings.head_urls, default=settings.servers)
-
-
-async def _way_of(row: Mapping[str, Any], server: str, settings: "Settings") -> Way:
-    """As the setting or the agent's schema says; with a SWE-bench instance by URL."""
+    servers = await agent_servers(row, head_urls=settings.head_urls, default=settings.servers)
     if not is_environment_row(row):
-        return "policy_base_url"
-    return settings.way or await way_to_policy(server)
-
-
-def _build_request(row: Mapping[str, Any], request_kwargs: Mapping[str, Any], way: Way) -> dict[str, Any]:
-    return (build_run_request if way == "policy_base_url" else build_environment_request)(row, request_kwargs)
+        return servers, "policy_base_url"
+    return servers, settings.way or await way_to_policy(servers[0])
 
 
 async def _when_reachable(ask: Callable[[], Awaitable[Any]]) -> Any:

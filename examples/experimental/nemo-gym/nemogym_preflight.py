@@ -198,11 +198,12 @@ def _check_agents(agents: Collection[str]) -> Iterator[Finding]:
         row = {"responses_create_params": {}, **({"agent_ref": {"name": agent}} if agent else {})}
         name = f"agent {agent}" if agent else "rows without agent_ref"
         try:
-            server, way = asyncio.run(connector.locate(row, settings))
+            servers, way = asyncio.run(connector.locate(row, settings))
         except (ValueError, OSError) as problem:
             yield Finding.of_message(name, str(problem), remedy="Correct NEMO_GYM_HEAD_URL, NEMO_GYM_URL or the rows.")
             continue
-        yield Finding.ok(name, f"{without_userinfo(server)}, reaches its session by {way}")
+        shown = ", ".join(map(without_userinfo, servers))
+        yield Finding.ok(name, f"{shown}, reaches its session by {way}")
     needs_model = bool(agents) and settings.way != "policy_base_url"
     for head_url in settings.head_urls if needs_model else ():
         try:

@@ -27,7 +27,7 @@ from local_stack.install import set_up
 from local_stack.paths import Paths, StackError
 from local_stack.processes import end_with_parent, start_child
 from local_stack.scripted_policy import FAULTS, ROLES, load_tasks, make_app, role_url, serving_in_thread
-from local_stack.server import Options, Ports, running_stack
+from local_stack.server import Options, Ports, Stack, running_stack
 
 _INTERRUPT_GRACE_S = 10.0
 _RUN_TIMEOUT_S = "600"  # the local tasks take seconds
@@ -66,23 +66,7 @@ def serve(
         set_up(paths)
         options = Options(policy_model=policy_model, concurrency=concurrency, environments=environments)
         with running_stack(paths, ports=ports, options=options) as stack:
-            for environment in environments:
-                print(
-                    f"agent   {stack.agent_url(environment.agent)}   (a trainer's NEMO_GYM_URL)\n"
-                    f"head    {stack.head_url}   (a trainer's NEMO_GYM_HEAD_URL, for rows with agent_ref)\n"
-                    f"rows    {environment.rows(paths)}\n"
-                    "Ctrl-C stops it.",
-                    flush=True,
-                )
-                stack.wait()
-            print(
-                f"policy  {stack.policy_url}   (a trainer's NEMO_GYM_URL)\n"
-                f"golden  {stack.golden_url}   (applies gold patches)\n"
-                f"head    {stack.head_url}\n"
-                f"tasks   {paths.tasks}\n"
-                "Ctrl-C stops it.",
-                flush=True,
-            )
+            print(f"{_addresses(stack, paths, environments)}\nCtrl-C stops it.", flush=True)
             stack.wait()
 
 
@@ -138,6 +122,22 @@ def envs() -> None:
     """List the environments of NeMo Gym that run here beside SWE-bench."""
     for environment in ENVIRONMENTS.values():
         print(f"{environment.name:<20} {environment.agent_type:<17} {environment.kind}")
+
+
+def _addresses(stack: Stack, paths: Paths, environments: tuple[Environment, ...]) -> str:
+    """What a user needs of a running stack, a line each."""
+    if not environments:
+        return (
+            f"policy  {stack.policy_url}   (a trainer's NEMO_GYM_URL)\n"
+            f"golden  {stack.golden_url}   (applies gold patches)\n"
+            f"head    {stack.head_url}\n"
+            f"tasks   {paths.tasks}"
+        )
+    lines = [f"head    {stack.head_url}   (a trainer's NEMO_GYM_HEAD_URL, for rows with agent_ref)"]
+    for environment in environments:
+        lines.append(f"agent   {stack.agent_url(environment.agent)}   (a trainer's NEMO_GYM_URL)")
+        lines.append(f"rows    {environment.rows(paths)}")
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager
