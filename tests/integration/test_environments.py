@@ -86,7 +86,8 @@ def _session_app(opened: dict[str, Session]) -> web.Application:
         ]
         message = {"role": "assistant", "content": turn.text, "tool_calls": calls or None}
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
-        return web.json_response({"id": "1", "object": "chat.completion", "model": "m", "choices": [choice]})
+        answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        return web.json_response(answer)
 
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/sessions/{name}/v1/chat/completions", complete)
