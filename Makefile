@@ -17,8 +17,8 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-miles test-docker test-browser lint format golden-scan policy-scan data eval-specs \
-	report serve doctor train train-dry-run miles-flags lock clean
+.PHONY: help venv miles-venv setup test test-miles test-docker test-browser lint format golden-scan policy-scan envs data \
+	eval-specs report serve doctor train train-dry-run miles-flags lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -96,6 +96,16 @@ $(call ROLE_SCAN,never-call) --limit "$(FEW)" --expect-reward 0 --expect-exit-st
 endef
 export ROLE_SCANS
 
+# Other environments than SWE-bench (make envs); ENV is a variable of shells, too, so only make's own command line counts.
+ENVIRONMENT := $(if $(filter command line,$(origin ENV)),$(ENV))
+ENV_SCAN = echo "scripted policy: $(1)"; $(SCAN) --policy-base-url "$${POLICY_BASE_URL%/solve/v1}/$(1)/v1" --output "outputs/policy-$(ENVIRONMENT)-$(1).jsonl" --input "$$LOCAL_STACK_TASKS" --again --expect-exit-status Graded $(2) $(ARGS)
+define ENV_SCANS
+set -e
+$(call ENV_SCAN,solve,$$LOCAL_STACK_EXPECT_SOLVE)
+$(call ENV_SCAN,wrong,$$LOCAL_STACK_EXPECT_WRONG)
+endef
+export ENV_SCANS
+
 ifdef NEMO_GYM_URL
 policy-scan: venv
 	@test -n "$(DATA)" || { echo "error: NEMO_GYM_URL is set, so that its server is scanned; name its tasks with DATA=<file.jsonl>" >&2; exit 2; }
@@ -103,18 +113,30 @@ policy-scan: venv
 	@mkdir -p outputs
 	@$(call CHECK,$(POLICY_SCAN))
 	@$(POLICY_SCAN) --input "$(DATA)"
+else ifneq ($(ENVIRONMENT),)
+policy-scan: venv
+	@mkdir -p outputs
+	@$(call CHECK,$(SCAN) $(ARGS))
+ifdef POLICY_BASE_URL
+	@exec $(STACK) run --with-parent --env "$(ENVIRONMENT)" -- sh -c '$(SCAN) --policy-base-url "$$POLICY_BASE_URL" --output "outputs/policy-$(ENVIRONMENT).jsonl" --input "$(or $(DATA),$$LOCAL_STACK_TASKS)" $(LOCAL_MODEL) $(ARGS)'
+else
+	@exec $(STACK) run --with-parent --env "$(ENVIRONMENT)" --policy solve -- sh -c "$$ENV_SCANS"
+endif
 else ifdef POLICY_BASE_URL
 policy-scan: venv
 	@mkdir -p outputs
 	@$(call CHECK,$(POLICY_SCAN) $(LOCAL_MODEL))
 	@exec $(STACK) run --with-parent -- $(POLICY_SCAN) $(LOCAL_MODEL) $(TASKS)
 else
-policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name> (PASSES=1, ...)
+policy-scan: venv  ## whole agent episodes: scripted policies, or POLICY_BASE_URL=<url> POLICY_MODEL=<name> (ENV=, PASSES=1, ...)
 	@test -z "$(DATA)" || { echo "error: the scripted policies know the local tasks only, found DATA=$(DATA); name a policy for it with POLICY_BASE_URL=<http://host:8000/v1>" >&2; exit 2; }
 	@mkdir -p outputs
 	@$(call CHECK,$(SCAN) $(ARGS))
 	@exec $(STACK) run --with-parent --policy solve -- sh -c "$$ROLE_SCANS"
 endif
+
+envs: venv  ## environments of NeMo Gym that run here beside SWE-bench: make policy-scan ENV=<name>
+	@exec $(STACK) envs
 
 data: venv  ## tasks as Miles prompts (INPUT=SWE-bench Verified, OUTPUT=, SPLIT=, SUBSET=, LIMIT=, ARGS="--only ids.txt")
 	@test -n "$(OUTPUT)$(if $(INPUT),,1)" || { echo "error: INPUT is set; name the file to write: make data INPUT=$(INPUT) OUTPUT=<file.jsonl>" >&2; exit 2; }
@@ -130,8 +152,8 @@ report: venv  ## what to drop and what a policy learns from, as a page (SCANS="g
 eval-specs: setup  ## list again what the pinned swebench can grade, for make data
 	@"$(LOCAL_STACK_DIR)/gym/bin/python" tools/eval_specs.py
 
-serve: venv  ## run NeMo Gym in the foreground (PORT=12000, POLICY_MODEL=model)
-	@exec $(STACK) serve --with-parent
+serve: venv  ## run NeMo Gym in the foreground (ENV=, PORT=12000, POLICY_MODEL=model)
+	@exec $(STACK) serve --with-parent $(if $(ENVIRONMENT),--env "$(ENVIRONMENT)")
 
 doctor: venv  ## check servers, tasks and the way back: ok, warning or error (DATA=<prompt data>, EVAL_DATA=)
 	@$(PY) $(EXAMPLE)/nemogym_preflight.py $(if $(DATA),--prompt-data "$(DATA)") $(if $(EVAL_DATA),--eval-data "$(EVAL_DATA)") $(ARGS)

@@ -32,6 +32,8 @@ try:
 except (FileNotFoundError, ModuleNotFoundError) as error:
     raise pytest.UsageError(f"these tests need an environment of their own, `make test-miles`: {error}") from None
 
+from local_stack.environment_policy import load_rows
+from local_stack.environments import ENVIRONMENTS
 from local_stack.paths import Paths
 from local_stack.server import Options, Stack, running_stack
 
@@ -55,6 +57,23 @@ def stack(tasks) -> Iterator[Stack]:
     """One NeMo Gym for the session."""
     with running_stack(Paths.from_environment(), options=Options(concurrency=8)) as stack:
         yield stack
+
+
+@pytest.fixture(scope="session")
+def environments() -> Iterator[Stack]:
+    """One NeMo Gym with every environment of the local stack."""
+    with running_stack(Paths.from_environment(), options=Options(environments=tuple(ENVIRONMENTS.values()))) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def rows() -> dict[str, list[dict]]:
+    """Their example rows, by environment, each with the agent that NeMo Gym's preparation of data would name."""
+    paths = Paths.from_environment()
+    return {
+        name: [{**row, "agent_ref": {"name": environment.agent}} for row in load_rows(environment.rows(paths))]
+        for name, environment in ENVIRONMENTS.items()
+    }
 
 
 @pytest.fixture(scope="session", autouse=True)

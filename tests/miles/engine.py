@@ -13,6 +13,7 @@ What is said comes from policies.py. Which policy plays, and for which episode, 
 """
 
 import asyncio
+import copy
 import re
 import secrets
 from collections import defaultdict
@@ -20,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from local_stack.scripted_policy import find_task
+from local_stack.environment_policy import find_row
+from local_stack.scripted_policy import UnknownTask, find_task
 from pydantic import TypeAdapter
 from sglang.srt.entrypoints.openai.protocol import (
     ChatCompletionRequest,
@@ -47,11 +49,17 @@ def ask(task: Task, policy: str, episode: str) -> Task:
     """A task for one episode that a policy plays: the statement says so, since nothing else reaches the engine.
 
     Args:
-        task: SWE-bench instance.
+        task: SWE-bench instance or NeMo Gym row.
         policy: key of ``POLICIES``.
         episode: key of ``Engine.calls``.
     """
-    return {**task, "problem_statement": f"{task['problem_statement']}\n\n[policy {policy}, episode {episode}]"}
+    mark = f"\n\n[policy {policy}, episode {episode}]"
+    if "responses_create_params" not in task:
+        return {**task, "problem_statement": task["problem_statement"] + mark}
+    marked = copy.deepcopy(task)
+    first = next(item for item in marked["responses_create_params"]["input"] if item.get("role") == "user")
+    first["content"] += mark
+    return marked
 
 
 @dataclass
@@ -72,7 +80,7 @@ class Engine:
 
     Args:
         tokenizer: of the checkpoint.
-        tasks: SWE-bench instances with their gold patches.
+        tasks: SWE-bench instances with their gold patches, NeMo Gym rows, or both.
         tool_call_parser: name of SGLang's parser; None leaves tool calls in the text, as SGLang does by default.
         context_length: tokens of prompt and reply together.
     """
@@ -86,7 +94,8 @@ class Engine:
         context_length: int = 1 << 20,
     ) -> None:
         self._tokenizer = tokenizer
-        self._tasks = tasks
+        self._rows = [task for task in tasks if "responses_create_params" in task]
+        self._tasks = [task for task in tasks if "responses_create_params" not in task]
         self._tool_call_parser = tool_call_parser
         self._context_length = context_length
         self._end_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
@@ -115,7 +124,7 @@ class Engine:
             parameters={key: value for key, value in body.items() if key not in ("messages", "tools", "input_ids")},
             messages=body["messages"],
         )
-        reply = POLICIES[policy](find_task(self._tasks, body["messages"]), body["messages"])
+        reply = POLICIES[policy](self._find(body["messages"]), body["messages"])
         if reply.hangs:
             await asyncio.Event().wait()
         if reason := self._does_not_fit(call):
@@ -126,6 +135,12 @@ class Engine:
             return _error(call.status, reason or f"the stub engine plays an error in turn {turns(body['messages'])}")
         finish = self._generate(call, reply)
         return web.json_response(self._answer(call, parsed, finish).model_dump())
+
+    def _find(self, messages: list[dict[str, Any]]) -> Task:
+        try:
+            return find_row(self._rows, messages)
+        except UnknownTask:
+            return find_task(self._tasks, messages)
 
     def _does_not_fit(self, call: Call) -> str:
         prompt, limit = len(call.prompt_ids), self._context_length

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from local_stack.environment_policy import PLAYERS
 from local_stack.scripted_policy import PLAYED, Messages, Turn, play_and_submit
 
 Task = dict[str, Any]
@@ -37,9 +38,12 @@ Policy = Callable[[Task, Messages], Reply]
 
 
 def tool_call(command: str) -> str:
-    """A call of the agent's only tool as Qwen3 writes it."""
-    arguments = json.dumps({"command": command}, ensure_ascii=False)
-    return f'<tool_call>\n{{"name": "bash", "arguments": {arguments}}}\n</tool_call>'
+    """A call of mini-swe-agent's only tool as Qwen3 writes it."""
+    return _written("bash", json.dumps({"command": command}, ensure_ascii=False))
+
+
+def _written(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def turns(messages: Messages) -> int:
@@ -48,7 +52,8 @@ def turns(messages: Messages) -> int:
 
 
 def _as_reply(turn: Turn) -> Reply:
-    return Reply(turn.text if turn.command is None else f"{turn.text}\n{tool_call(turn.command)}")
+    calls = [_written(*call) for call in turn.calls] if turn.command is None else [tool_call(turn.command)]
+    return Reply("\n".join([turn.text, *calls]))
 
 
 def _scripted(name: str) -> Policy:
@@ -119,7 +124,26 @@ def pytest_terminal_summary(terminalreporter):
 """
 
 
+def _in_environment(name: str, role: str) -> Policy:
+    return lambda row, messages: _as_reply(PLAYERS[name][role](row, messages))
+
+
+def _all_calls_at_once(row: Task, messages: Messages) -> Reply:
+    """Every call that the task wants in one turn, after a thought that no reasoning parser takes out."""
+    if turns(messages):
+        return Reply("Готово ✅")
+    calls = [_written(call["name"], call["arguments"]) for call in row["ground_truth"]]
+    return Reply("\n".join(["<think>\nall of them\n</think>\n\nSo:", *calls]))
+
+
+def _fail_after_one_call(row: Task, messages: Messages) -> Reply:
+    return Reply(status=500) if turns(messages) else _in_environment("workplace_assistant", "solve")(row, messages)
+
+
 POLICIES: dict[str, Policy] = {
+    **{f"{name}-{role}": _in_environment(name, role) for name, roles in PLAYERS.items() for role in roles},
+    "workplace_assistant-at-once": _all_calls_at_once,
+    "workplace_assistant-fail": _fail_after_one_call,
     "solve": _solve,
     "wrong": _scripted("wrong"),
     "never-submit": _scripted("never-submit"),

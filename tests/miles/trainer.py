@@ -152,7 +152,7 @@ class Trainer:
         numbers = [next(self._numbers) for _ in episodes]
         rows = [ask(task, policy, str(number)) for number, (task, policy) in zip(numbers, episodes, strict=True)]
         group = [
-            Sample(index=number, group_index=numbers[0], prompt=row["problem_statement"], metadata=row)
+            Sample(index=number, group_index=numbers[0], prompt=row.get("problem_statement", "a task"), metadata=row)
             for number, row in zip(numbers, rows, strict=True)
         ]
         samples = await generate_and_rm_group(self.state, group, self.state.sampling_params.copy())

@@ -11,6 +11,7 @@ import task_selection
 
 LEFT_OUT = {
     **swebench_rows.REASONS,
+    "no_input": "a NeMo Gym row without input, or one that is not JSON",
     "duplicate": "an earlier row has the same id, case aside",
     **task_selection.REASONS,
 }
@@ -40,10 +41,11 @@ class Report:
 
     Attributes:
         read: rows that were looked at.
-        written: rows by (subset, split).
+        written: rows by (subset, split); of NeMo Gym rows the agent is the subset.
         left_out: rows that were not written, by a key of ``LEFT_OUT``.
         kept: rows that were written all the same, by the reason that --keep-ungradable overrode or a key of ``NOTES``.
         removed: how many rows a field of ``swebench_rows.REMOVED_FIELDS`` was removed from, by field.
+        set_aside: of how many NeMo Gym rows such a field was set aside (``nemogym_environments.SET_ASIDE``), by field.
         unknown_repositories: rows left out because the grader does not know their repository, by repository.
         not_found: ids that an option named and the input did not have, by option.
     """
@@ -53,6 +55,7 @@ class Report:
     left_out: dict[str, Tally] = field(default_factory=dict)
     kept: dict[str, Tally] = field(default_factory=dict)
     removed: Counter[str] = field(default_factory=Counter)
+    set_aside: Counter[str] = field(default_factory=Counter)
     unknown_repositories: Counter[str] = field(default_factory=Counter)
     not_found: dict[str, Tally] = field(default_factory=dict)
 
@@ -78,6 +81,7 @@ class Report:
             "left_out": _tallies(self.left_out, LEFT_OUT),
             "kept_all_the_same": _tallies(self.kept, LEFT_OUT | NOTES),
             "fields_removed": dict(sorted(self.removed.items())),
+            "fields_set_aside": dict(sorted(self.set_aside.items())),
             "unknown_repositories": dict(sorted(self.unknown_repositories.items())),
             "ids_not_found": {
                 option: {"ids": tally.rows, "example": tally.example} for option, tally in self.not_found.items()
@@ -110,8 +114,9 @@ def print_counts(report: Report) -> None:
     if report.kept:
         print("kept all the same:")
         _print_tallies(report.kept, LEFT_OUT | NOTES)
-    if report.removed:
-        print("fields removed: " + ", ".join(f"{name} in {count}" for name, count in sorted(report.removed.items())))
+    for what, fields in (("removed", report.removed), ("set aside", report.set_aside)):
+        if fields:
+            print(f"fields {what}: " + ", ".join(f"{name} in {count}" for name, count in sorted(fields.items())))
     for option, tally in report.not_found.items():
         print(f"warning: {tally.rows} id(s) of {option} are not in the input, e.g. {tally.example}")
 

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""SWE-bench-family data -> Miles prompt data that NeMo Gym can run and grade.
+"""SWE-bench-family data, or that of any NeMo Gym environment -> Miles prompt data that NeMo Gym can run and grade.
 
 1. One line per task: {"prompt": problem_statement, "metadata": {the whole instance, "image_name", "subset", "split"}}.
 2. Tasks that cannot be sent or graded are left out, each counted under a reason (``swebench_rows.REASONS``); so are those
    whose own patch is publicly known to fail or flake, and those that --only, --exclude or --solve-rate leave out.
 3. Values become JSON, ids lower-case, test lists lists. Fields that would look like a verdict on the policy, or that the
    connector or Miles writes itself, are removed.
-4. Rows are streamed. The output and <output>.report.json, what was left out and why, appear at the end, each in one step;
+4. A NeMo Gym row ({"responses_create_params", "agent_ref", ...}) becomes {"prompt": the text of its input, "metadata": {the
+   whole row}}. Its fields that connector or Miles would take for their own are set aside in metadata, and sent all the same.
+5. Rows are streamed. The output and <output>.report.json, what was left out and why, appear at the end, each in one step;
    same input and options, same bytes.
 
 --input is a dataset on the Hugging Face hub, a folder with one data file per split, or a file: JSONL or a JSON array, also
-packed with gzip, or Parquet; of SWE-bench instances or of Miles prompt rows. A JSON file needs no network, and not the
+packed with gzip, or Parquet; of SWE-bench instances, NeMo Gym rows or Miles prompt rows. A JSON file needs no network, and not the
 package datasets.
 
 Exit status: 0 written, 1 no task was left, 2 the options or the input are wrong, 130 interrupted; only with 0 is the
@@ -18,6 +20,7 @@ output touched.
 
   python download_and_process_data.py --output swe_verified.jsonl
   python download_and_process_data.py --input rows.jsonl --output prompts.jsonl --only supported.txt
+  python download_and_process_data.py --input environments/workplace_assistant/data/train.jsonl --output office.jsonl
   python download_and_process_data.py --input prompts.jsonl --output train.jsonl --solve-rate 0.05:0.95 --from policy.jsonl
 """
 
@@ -36,6 +39,15 @@ import swebench_rows
 import typer
 from data_report import NothingLeftError, Report, print_counts, print_written
 from file_writer import replacing
+from nemogym_environments import (
+    SET_ASIDE,
+    agent_name_of,
+    build_environment_request,
+    is_environment_row,
+    prompt_of,
+    row_metadata,
+    task_of,
+)
 from row_reader import DEFAULT_SPLIT, DataError, open_rows
 from swebench_rows import NotJsonError, normalised_task, prompt_row, ungradable_reason
 from task_selection import Selection, known_flaky_ids, parse_band, read_ids, read_solve_rates
@@ -87,9 +99,12 @@ def main(
     keep_ungradable: Annotated[
         bool, typer.Option("--keep-ungradable", help="Keep tasks that the grader cannot grade.")
     ] = False,
+    agent: Annotated[
+        str | None, typer.Option(help="Agent server of NeMo Gym rows that name none in agent_ref.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after N tasks are kept.")] = None,
 ) -> None:
-    """Convert SWE-bench-family data to Miles prompt data for NeMo Gym."""
+    """Convert SWE-bench-family or NeMo Gym data to Miles prompt data for NeMo Gym."""
     # What datasets and the hub's client log about a failure, their exception says as well.
     logging.disable(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
@@ -108,6 +123,7 @@ def main(
             limit=limit,
             selection=selection,
             keep_ungradable=keep_ungradable,
+            agent=agent,
         )
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -133,6 +149,7 @@ def convert(
     limit: int | None = None,
     selection: Selection | None = None,
     keep_ungradable: bool = False,
+    agent: str | None = None,
 ) -> Report:
     """Convert ``source`` to Miles prompt data at ``output``, one row at a time.
 
@@ -146,6 +163,7 @@ def convert(
         limit: stop after so many rows are written.
         selection: what the tasks' ids decide; None leaves out those known to flake.
         keep_ungradable: write also what can be sent and not graded.
+        agent: agent server of NeMo Gym rows that name none.
 
     Returns:
         What was written and left out.
@@ -158,7 +176,7 @@ def convert(
     _check_options(source, output, report_path(output), subset=subset, limit=limit)
     opened = open_rows(source, split=split, revision=revision)
     conversion = Conversion(
-        split=opened.split or split, subset=subset, selection=selection, keep_ungradable=keep_ungradable
+        split=opened.split or split, subset=subset, selection=selection, keep_ungradable=keep_ungradable, agent=agent
     )
     report = conversion.report
     with ExitStack() as stack:
@@ -195,14 +213,24 @@ class Conversion:
         subset: likewise.
         selection: what the tasks' ids decide.
         keep_ungradable: keep what can be sent and not graded.
+        agent: agent server of NeMo Gym rows that name none.
     """
 
-    def __init__(self, *, split: str | None, subset: str | None, selection: Selection, keep_ungradable: bool) -> None:
+    def __init__(
+        self,
+        *,
+        split: str | None,
+        subset: str | None,
+        selection: Selection,
+        keep_ungradable: bool,
+        agent: str | None = None,
+    ) -> None:
         self.report = Report()
         self._split = split
         self._subset = subset
         self._selection = selection
         self._keep_ungradable = keep_ungradable
+        self._agent = agent
         self._kept_ids: set[str] = set()
         self._ids_not_seen = {"--only": set(selection.only or ()), "--exclude": set(selection.exclude)}
 
@@ -214,6 +242,8 @@ class Conversion:
         """
         instance = _instance(row, place=place)
         self.report.read += 1
+        if is_environment_row(instance):
+            return self._convert_environment_row(instance, place=place)
         shown_id = instance.get("instance_id")
         instance_id = shown_id.lower() if isinstance(shown_id, str) else None
         for ids in self._ids_not_seen.values():
@@ -226,6 +256,24 @@ class Conversion:
             return None
         self._count_kept(task, instance)
         return prompt_row(task)
+
+    def _convert_environment_row(self, row: Mapping[str, Any], *, place: str) -> dict[str, Any] | None:
+        if self._selection.only is not None or self._selection.exclude or self._selection.solve_rates is not None:
+            raise DataError(
+                f"{place}: expected --only, --exclude and --solve-rate for SWE-bench tasks, found a NeMo Gym row, which has "
+                "no instance_id that a scan or a list would know it by"
+            )
+        if self._agent and not agent_name_of(row):
+            row = {**row, "agent_ref": {"type": "responses_api_agents", "name": self._agent}}
+        try:
+            build_environment_request(row, {})
+        except ValueError:
+            self.report.leave_out("no_input", example=place)
+            return None
+        metadata = row_metadata(row, misread=swebench_rows.REMOVED_FIELDS)
+        self.report.written[agent_name_of(row) or "without agent_ref", self._split_of(row)] += 1
+        self.report.set_aside.update(metadata.get(SET_ASIDE, {}).keys())
+        return {"prompt": prompt_of(row), "metadata": metadata}
 
     def count_ids_not_found(self) -> None:
         """Count the ids that an option named and no row had; for when all rows were seen."""
@@ -278,9 +326,8 @@ def _plain(name: Any) -> str | None:
 
 
 def _instance(row: Any, *, place: str) -> Mapping[str, Any]:
-    """The SWE-bench instance in a row, which may be in Miles form already."""
-    if isinstance(row, Mapping) and "instance_id" not in row and isinstance(row.get("metadata"), Mapping):
-        row = row["metadata"]
+    """The task in a row, which may be in Miles form already."""
+    row = task_of(row)
     if not isinstance(row, Mapping):
         raise DataError(f"{place}: expected a JSON object, found {type(row).__name__}")
     return row

@@ -16,6 +16,10 @@ Policy scan, on a server started with run_golden=false:
    the first episode. Without --temperature the agent sends 0.0.
 3. What comes of it is each task's solve rate, with a 95 % interval, and pass@k.
 
+Rows of other NeMo Gym environments ({"responses_create_params", ...}) are scanned with a policy, too. Their agents reach it
+through the model server in miles_session_model/, so the scan serves it sessions (scan_sessions.py) in the trainer's place
+and hands their calls on to --policy-base-url; NEMO_GYM_URL names the agent server of these rows.
+
 In both, requests, HTTP and reading of the answers are the connector's own, so that a pass covers all of it but the
 session. Rows are Miles prompt rows ({"prompt", "metadata"}) or raw SWE-bench instances, one JSON object a line. The
 passes run one after the other over all rows, so that those of one task lie apart.
@@ -38,7 +42,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +51,15 @@ from typing import Annotated, Any
 import typer
 from nemogym_agent_function import run_episode
 from nemogym_contract import Outcome, without_userinfo
-from nemogym_preflight import PolicyKey, PreflightError, check_agent_server, check_policy_endpoint, read_policy_model
+from nemogym_environments import is_environment_row
+from nemogym_preflight import (
+    PolicyKey,
+    PreflightError,
+    check_agent_server,
+    check_environment_server,
+    check_policy_endpoint,
+    read_policy_model,
+)
 from scan_input import Expectation, Options, SetUpError, check_options, load_rows
 from scan_report import (
     Progress,
@@ -60,6 +72,7 @@ from scan_report import (
     say_what_was_found,
 )
 from scan_results import Results, fingerprint, open_results, write_ids
+from scan_sessions import ScanSession, serving_sessions
 from scan_statistics import Episode
 
 EXIT_OK, EXIT_TASK_FAILED, EXIT_SET_UP, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -81,16 +94,18 @@ class Policy:
     """What a policy scan runs.
 
     Attributes:
-        base_url: OpenAI base URL, as the agent server reaches it.
+        base_url: OpenAI base URL, as the agent server reaches it; for NeMo Gym rows, as the scan does.
         name: what its results are known by: the model name where it is known, else the URL.
         sampling: sampling settings, chat-completions names.
         key: its bearer key.
+        open_session: opens a session in front of it; None for SWE-bench rows, whose agent calls it by itself.
     """
 
     base_url: str
     name: str
     sampling: dict[str, Any]
     key: PolicyKey | None = None
+    open_session: Callable[[], ScanSession] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +176,10 @@ def main(
             envvar="NEMO_GYM_HEAD_URL", help="Policy: NeMo Gym's head server; default port 11000 of the same host."
         ),
     ] = None,
+    session_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="NeMo Gym rows: port that their model server calls; 0 takes a free one."),
+    ] = 0,
     temperature: Annotated[float | None, typer.Option(help="Policy: sampling temperature.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Policy: nucleus sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Policy: tokens of one reply.")] = None,
@@ -192,6 +211,7 @@ def main(
         supported_ids=supported_ids,
         server=nemo_gym_url,
         head_url=head_url or None,
+        session_port=session_port,
     )
     try:
         status = check(options) if check_only else execute(options)
@@ -288,12 +308,14 @@ def _fingerprints(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def _run(jobs: list[Job], results: Results, options: Options) -> None:
     """Check the server and run the episodes; say what is kept if that is cut short."""
-    check_agent_server(options.server)
-    policy = None if options.golden else ready_policy(options)
+    of_environment = is_environment_row(jobs[0].row)
+    (check_environment_server if of_environment else check_agent_server)(options.server)
+    policy = None if options.golden else ready_policy(options, of_environment=of_environment)
     if policy:
         results.check("policy", policy.name)
+    scanning = _scan_through_sessions if of_environment else scan
     try:
-        asyncio.run(scan(jobs, results, options, policy=policy))
+        asyncio.run(scanning(jobs, results, options, policy=policy))
     except (SetUpError, KeyboardInterrupt):
         say_what_is_kept(results.added, options.output)
         raise
@@ -315,8 +337,12 @@ def _conclude(ids: list[str], episodes: list[Episode], options: Options) -> int:
     return EXIT_OK if len(supported) == len(classes) else EXIT_TASK_FAILED
 
 
-def ready_policy(options: Options) -> Policy:
+def ready_policy(options: Options, *, of_environment: bool = False) -> Policy:
     """Check the endpoint and the model name before the first episode; warn of what cannot be checked, and of the key.
+
+    Args:
+        options: what was asked for.
+        of_environment: for NeMo Gym rows: what is peculiar to mini-swe-agent does not concern them.
 
     Raises:
         SetUpError, PreflightError: an episode could not get a verdict with this endpoint or this model name.
@@ -332,13 +358,13 @@ def ready_policy(options: Options) -> Policy:
     unchecked = check_policy_endpoint(base_url, model=model, key=key)
     if unchecked:
         print(f"warning: {unchecked}", file=sys.stderr)
-    if options.passes > 1 and not options.sampling.get("temperature"):
+    if options.passes > 1 and not options.sampling.get("temperature") and not of_environment:
         print(
             f"warning: at temperature 0.0, which the agent sends without --temperature, {options.passes} passes of one "
             "task are nearly the same episode",
             file=sys.stderr,
         )
-    if key:
+    if key and not of_environment:
         print(
             f"warning: mini-swe-agent writes the key in {key.variable} in clear into its trajectory files on the agent "
             "server (results/ in its working folder); the local stack removes them when it ends or, if it was killed, "
@@ -377,6 +403,14 @@ async def scan(jobs: list[Job], results: Results, options: Options, *, policy: P
                     return
 
 
+async def _scan_through_sessions(jobs: list[Job], results: Results, options: Options, *, policy: Policy) -> None:
+    """``scan`` with a session for each episode in front of the policy."""
+    key = policy.key.value if policy.key else None
+    serving = serving_sessions(policy.base_url, api_key=key, server=options.server, port=options.session_port)
+    async with serving as open_session:
+        await scan(jobs, results, options, policy=replace(policy, open_session=open_session))
+
+
 async def _episodes(
     jobs: list[Job], options: Options, *, policy: Policy | None
 ) -> AsyncIterator[tuple[Episode, dict[str, Any]]]:
@@ -413,13 +447,13 @@ async def run_job(job: Job, options: Options, *, policy: Policy | None = None) -
             golden=True,
         )
     else:
+        if policy.open_session:
+            way: dict[str, Any] = {"session_url": policy.open_session().url}
+        else:
+            key = policy.key.value if policy.key else None
+            way = {"policy_base_url": policy.base_url, "policy_api_key": key}
         outcome = await run_episode(
-            job.task,
-            request_kwargs=policy.sampling,
-            server=options.server,
-            timeout_s=options.timeout_s,
-            policy_base_url=policy.base_url,
-            policy_api_key=policy.key.value if policy.key else None,
+            job.task, request_kwargs=policy.sampling, server=options.server, timeout_s=options.timeout_s, **way
         )
         if policy.key:
             # An endpoint may quote the key that it refuses, and the server's traceback quotes the endpoint.

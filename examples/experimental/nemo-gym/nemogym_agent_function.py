@@ -3,7 +3,8 @@
 Miles calls ``run`` once per sample (``--custom-agent-function-path nemogym_agent_function.run`` with
 ``--custom-generate-function-path miles.rollout.generate_hub.agentic_tool_call.generate``). It posts the task to the
 server's ``/run`` together with the sample's session URL; the agent calls that URL as its policy, so that the session
-server records every turn, and the server grades the sandbox.
+server records every turn, and the server grades the sandbox. A task is a SWE-bench instance or a row of any other NeMo Gym
+environment, which goes as it is (``nemogym_environments``).
 
 Contract: ``run`` always returns a dict with ``exit_status`` and ``eval_report`` for ``sample.metadata``, with
 ``agent_metrics`` as far as they were measured, and with ``reward`` only when the episode is a verdict on the policy
@@ -19,6 +20,10 @@ Contract: ``run`` always returns a dict with ``exit_status`` and ``eval_report``
 
 Environment, read at every call:
   NEMO_GYM_URL                URL of the agent server, or several, comma-separated (default http://localhost:12000)
+  NEMO_GYM_HEAD_URL           URL of the head server, or several: a row that names its agent goes to that agent; unset
+                              while NEMO_GYM_URL is set, every row goes there (default http://localhost:11000)
+  NEMO_GYM_POLICY_VIA         policy_base_url or session_model: how the agent of a NeMo Gym row reaches the session; auto
+                              (default) asks its schema
   NEMO_GYM_RUN_TIMEOUT        seconds one episode may take (default 3600); must outlast the server's own limits
   NEMO_GYM_DRAIN_TIMEOUT      seconds for which a given-up episode keeps its place (default 2400, the server's
                               step_timeout + eval_timeout)
@@ -43,7 +48,7 @@ import random
 import socket
 import time
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,15 +61,26 @@ from nemogym_contract import (
     build_run_request,
     join_url,
     name_episode,
+    read_environment_response,
     read_run_response,
     wildcard_ip_version,
     without_userinfo,
+)
+from nemogym_directory import agent_servers, way_to_policy
+from nemogym_environments import (
+    WAYS,
+    Way,
+    build_environment_request,
+    is_environment_row,
+    policy_fields,
+    task_key,
+    task_name,
 )
 from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answers, post
 from nemogym_metrics import TALLY
 from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
-__all__ = ["Settings", "abort", "reachable_policy_url", "run", "run_episode"]
+__all__ = ["Settings", "abort", "locate", "reachable_policy_url", "run", "run_episode"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +104,7 @@ async def run(
         base_url: URL of the sample's session, ``http://host:port/sessions/<id>``.
         prompt: unused; the task is in ``metadata``.
         request_kwargs: sampling settings, chat-completions names.
-        metadata: the task, SWE-bench fields at top level.
+        metadata: the task, fields of a SWE-bench instance or of a NeMo Gym row at top level.
 
     Returns:
         ``{"exit_status", "eval_report"}``, ``"agent_metrics"`` when some were measured, and ``"reward"`` when there is a
@@ -149,10 +165,46 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         return _logged(Outcome("PolicyEndpointError", detail=f"session URL: {error}"), row)
     _warn_agent_owned(frozenset(key for key in AGENT_OWNED_KEYS if request_kwargs.get(key) is not None))
     try:
-        request = build_run_request(row, request_kwargs)
+        servers, way = await _when_reachable(lambda: locate(row, settings))
+        build_request = build_run_request if way == "policy_base_url" else build_environment_request
+        request = build_request(row, request_kwargs)
+    except NotDelivered as error:
+        return _logged(Outcome("ServerUnreachable", detail=str(error)), row)
+    except BadAnswer as error:
+        return _logged(Outcome("ServerError", detail=str(error)), row)
     except ValueError as error:
         return _logged(Outcome("UngradableInstance", detail=str(error)), row)
-    return await _run_to_its_end(_Episode(row=row, request=request, settings=settings, session_url=base_url))
+    settings = replace(settings, servers=tuple(servers))
+    return await _run_to_its_end(_Episode(row, request, settings, way=way, session_url=base_url))
+
+
+async def locate(row: Mapping[str, Any], settings: "Settings") -> tuple[Sequence[str], Way]:
+    """The agent servers that can run a task, and the way by which their agent reaches the policy.
+
+    With a SWE-bench instance that is by URL; with a NeMo Gym row it is as the setting or the agent's schema says.
+
+    Args:
+        row: the task.
+        settings: which servers there are.
+
+    Raises:
+        NotDelivered: a server that has to be asked cannot be reached.
+        ValueError: none can run it.
+    """
+    servers = await agent_servers(row, head_urls=settings.head_urls, default=settings.servers)
+    if not is_environment_row(row):
+        return servers, "policy_base_url"
+    return servers, settings.way or await way_to_policy(servers[0])
+
+
+async def _when_reachable(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask a server something, again where it cannot be reached."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await ask()
+        except NotDelivered:
+            await asyncio.sleep(random.uniform(*_BACKOFF_S))
+    return await ask()
 
 
 async def run_episode(
@@ -164,28 +216,34 @@ async def run_episode(
     policy_base_url: str | None = None,
     policy_api_key: str | None = None,
     golden: bool = False,
+    session_url: str | None = None,
 ) -> Outcome:
     """One episode outside of training, for scans: as in ``run``, but at once, whatever the others met, and sent once.
 
     Args:
-        row: the task, SWE-bench fields.
+        row: the task, SWE-bench fields, or a NeMo Gym row with ``session_url``.
         request_kwargs: sampling settings, chat-completions names.
         server: URL of the agent server.
         timeout_s: seconds until the episode is given up.
         policy_base_url: what the agent calls; None leaves the server's own policy in place.
         policy_api_key: bearer token for it.
         golden: the server is expected to apply the row's patch instead of running a policy.
+        session_url: what the agent of a NeMo Gym row calls through its model server, ``http://host:port/sessions/<id>``.
 
     Returns:
         An Outcome for everything that can go wrong on the way or on the server.
     """
     settings = Settings(servers=(server,), timeout_s=timeout_s, limits=Limits(), sandbox_attempts=1)
+    way: Way = "policy_base_url" if session_url is None else "session_model"
     try:
         join_url(server, "run")
-        request = build_run_request(row, request_kwargs, policy_base_url, policy_api_key)
+        if way == "session_model":
+            request = build_environment_request(row, request_kwargs)
+        else:
+            request = build_run_request(row, request_kwargs, policy_base_url, policy_api_key)
     except ValueError as error:
         return _logged(Outcome("UngradableInstance", detail=str(error)), row)
-    return await _run_to_its_end(_Episode(row=row, request=request, settings=settings, golden=golden))
+    return await _run_to_its_end(_Episode(row, request, settings, way=way, session_url=session_url, golden=golden))
 
 
 # --- one episode ------------------------------------------------------------------
@@ -198,8 +256,27 @@ class _Episode:
     row: Mapping[str, Any]
     request: dict[str, Any]
     settings: "Settings"
+    way: Way = "policy_base_url"
     session_url: str | None = None
     golden: bool = False
+
+    def read(self, status: int, body: bytes) -> Outcome:
+        """What the server's answer says."""
+        if self.way == "session_model":
+            return read_environment_response(status, body, self.row)
+        return read_run_response(status, body, self.row, golden=self.golden)
+
+    async def request_in(self, place: Place) -> dict[str, Any]:
+        """The request as it is sent to the server of a place.
+
+        Raises:
+            ValueError: the session cannot be named to that server.
+        """
+        request = name_episode(self.request, place.episode) if self.way == "policy_base_url" else self.request
+        if self.session_url is None:
+            return request
+        url = await reachable_policy_url(self.session_url, place.server.url, self.settings)
+        return {**request, **policy_fields(self.way, url)}
 
 
 async def _run_to_its_end(episode: _Episode) -> Outcome:
@@ -210,8 +287,8 @@ async def _run_to_its_end(episode: _Episode) -> Outcome:
     while True:
         try:
             place = await pool.admit(
-                instance=episode.request["instance_id"],
-                image=episode.request["image_name"],
+                instance=task_key(episode.request),
+                image=episode.request.get("image_name") or task_key(episode.request),
                 limits=settings.limits,
                 avoid=tried,
                 first=refusals > 0,
@@ -242,10 +319,7 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
     settings, delivery = episode.settings, Delivery()
     exchange: asyncio.Task | None = None
     try:
-        request = name_episode(episode.request, place.episode)
-        if episode.session_url is not None:
-            request["policy_base_url"] = await reachable_policy_url(episode.session_url, place.server.url, settings)
-        body = json.dumps(request).encode()
+        body = json.dumps(await episode.request_in(place)).encode()
         exchange = asyncio.create_task(post(join_url(place.server.url, "run"), body, delivery))
         await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
         if exchange.done():
@@ -278,7 +352,7 @@ def _read_answer(exchange: asyncio.Task, episode: _Episode) -> Outcome:
         return Outcome("ServerUnreachable", detail=str(error))
     except BadAnswer as error:
         return Outcome("ServerError", detail=str(error))
-    return read_run_response(status, body, episode.row, golden=episode.golden)
+    return episode.read(status, body)
 
 
 async def _out_of_time(place: Place, pool: Pool, settings: "Settings") -> Outcome:
@@ -337,6 +411,8 @@ class Settings:
         limits: see ``nemogym_servers``.
         sandbox_attempts: how often ``/run`` is sent in all where the sandbox cannot be created.
         external_host: host that replaces the session URL's; empty for none.
+        head_urls: URLs of head servers.
+        way: how agents of NeMo Gym rows reach the session; None to ask.
     """
 
     servers: tuple[str, ...] = ("http://localhost:12000",)
@@ -345,6 +421,8 @@ class Settings:
     limits: Limits = Limits(concurrency=64, outage_wait_s=1800.0)
     sandbox_attempts: int = 2
     external_host: str = ""
+    head_urls: tuple[str, ...] = ()
+    way: Way | None = None
 
     @classmethod
     def from_environment(cls) -> "Settings":
@@ -354,7 +432,9 @@ class Settings:
             ValueError: one has a value that cannot be worked with; it is named.
         """
         return cls(
-            servers=_servers_of(os.environ.get("NEMO_GYM_URL", "").strip() or cls.servers[0]),
+            servers=_servers_of("NEMO_GYM_URL", os.environ.get("NEMO_GYM_URL", "").strip() or cls.servers[0]),
+            head_urls=_head_urls(),
+            way=_way(),
             timeout_s=_seconds("NEMO_GYM_RUN_TIMEOUT", cls.timeout_s),
             drain_timeout_s=_seconds("NEMO_GYM_DRAIN_TIMEOUT", cls.drain_timeout_s),
             limits=Limits(
@@ -366,17 +446,31 @@ class Settings:
 
 
 @functools.lru_cache(maxsize=64)
-def _servers_of(text: str) -> tuple[str, ...]:
+def _servers_of(name: str, text: str) -> tuple[str, ...]:
     urls: dict[tuple, str] = {}
     try:
         for url in filter(None, map(str.strip, text.split(","))):
             run = urlsplit(join_url(url, "run"))
             urls.setdefault((run.hostname, run.port or run.scheme, run.path, run.query), url)
     except ValueError as error:
-        raise ValueError(f"NEMO_GYM_URL: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
     if not urls:
-        raise ValueError(f"NEMO_GYM_URL: expected URLs of agent servers, comma-separated, found {text!r}")
+        raise ValueError(f"{name}: expected URLs of servers, comma-separated, found {text!r}")
     return tuple(urls.values())
+
+
+def _head_urls() -> tuple[str, ...]:
+    named = os.environ.get("NEMO_GYM_HEAD_URL", "").strip()
+    if not named and os.environ.get("NEMO_GYM_URL", "").strip():
+        return ()
+    return _servers_of("NEMO_GYM_HEAD_URL", named or "http://localhost:11000")
+
+
+def _way() -> Way | None:
+    value = os.environ.get("NEMO_GYM_POLICY_VIA", "").strip() or "auto"
+    if value not in ("auto", *WAYS):
+        raise ValueError(f"NEMO_GYM_POLICY_VIA: expected auto, {' or '.join(WAYS)}, found {value!r}")
+    return None if value == "auto" else value
 
 
 def _external_host() -> str:
@@ -454,7 +548,7 @@ async def _local_address_towards(server: str, ip_version: int) -> str | None:
 
 def _logged(outcome: Outcome, row: Mapping[str, Any]) -> Outcome:
     status = EXIT_STATUSES[outcome.exit_status]
-    instance_id = row.get("instance_id") if isinstance(row, Mapping) else None
+    instance_id = task_name(row) if isinstance(row, Mapping) else None
     if status.is_verdict:
         logger.debug("%s: %s, reward %s. %s", instance_id, outcome.exit_status, outcome.reward, outcome.detail)
     elif outcome.exit_status == "GoldenServer":

@@ -345,7 +345,8 @@ class TaskFile:
         raw: number of rows that are SWE-bench instances, not prompt rows.
         unfit: what is wrong with rows that cannot be sent or would mislead the trainer, each with its line.
         ungradable: the same for rows that can be sent and would not be graded rightly.
-        first: the first row's task that is none of these; None without one.
+        first: the first row's task that is none of these; None without one. A NeMo Gym row is never it.
+        agents: agent servers that its NeMo Gym rows name; "" stands for rows that name none.
         unreadable: why it cannot be read; "" when it can.
         unchecked: why it was not looked into; "" when it was.
     """
@@ -356,6 +357,7 @@ class TaskFile:
     unfit: Sequence[str] = ()
     ungradable: Sequence[str] = ()
     first: Mapping[str, Any] | None = field(default=None, repr=False)
+    agents: frozenset[str] = frozenset()
     unreadable: str = ""
     unchecked: str = ""
 
@@ -388,6 +390,32 @@ def check_tasks(tasks: TaskFile) -> list[Finding]:
         found = f"of {len(tasks.ids)}, {_first_of(tasks.ungradable)}"
         findings.append(Finding.warning(name, expected="tasks that can be graded", found=found, remedy=remedy))
     return findings
+
+
+def check_session_model(name: str, config: Any) -> Finding:
+    """Whether a NeMo Gym leads the calls of its agents to the trainer's sessions.
+
+    Args:
+        name: what the configuration is called.
+        config: of the head server.
+    """
+    config = config if isinstance(config, Mapping) else {}
+    models = [block.get("responses_api_models") for block in config.values() if isinstance(block, Mapping)]
+    allowed = [
+        server.get("allowed_sessions")
+        for block in models
+        if isinstance(block, Mapping)
+        for kind, server in block.items()
+        if kind == "miles_session_model" and isinstance(server, Mapping)
+    ]
+    if not allowed or config.get("observability_enabled") is not True:
+        return Finding.error(
+            name,
+            expected="the model server miles_session_model, with observability_enabled: true",
+            found="no such model server" if not allowed else "observability_enabled is not true",
+            remedy="Start NeMo Gym with miles_session_model's configuration: see Other environments in the README.",
+        )
+    return Finding.ok(name, f"its model server calls sessions of {allowed[0]}")
 
 
 def check_apart(training: TaskFile, evaluation: TaskFile) -> list[Finding]:

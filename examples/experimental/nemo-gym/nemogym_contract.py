@@ -37,6 +37,7 @@ class ExitStatus(NamedTuple):
 EXIT_STATUSES: dict[str, ExitStatus] = {
     "Submitted": ExitStatus(True, "graded after the agent submitted"),
     "LimitsExceeded": ExitStatus(True, "graded although the agent never submitted"),
+    "Graded": ExitStatus(True, "graded by another environment than SWE-bench"),
     "ContextLengthExceeded": ExitStatus(True, "the conversation outgrew the model's context"),
     "FormatError": ExitStatus(True, "a tool call whose arguments are JSON but no object, which ends the agent"),
     "TimeLimitExceeded": ExitStatus(True, "longer than NEMO_GYM_RUN_TIMEOUT, on a server that works"),
@@ -58,7 +59,7 @@ EXIT_STATUSES: dict[str, ExitStatus] = {
 }
 
 # Set by the grade itself; every other verdict is a fixed 0.0.
-GRADED_STATUSES = frozenset({"Submitted", "LimitsExceeded"})
+GRADED_STATUSES = frozenset({"Submitted", "LimitsExceeded", "Graded"})
 
 # No verdict, and yet nothing against the server: the caller's own act, and a task that its grader does not know.
 _BLAMELESS_STATUSES = frozenset({"Aborted", "UngradableInstance"})
@@ -438,6 +439,12 @@ _POLICY_API_ERRORS = frozenset(
 
 # Set on answers of NeMo Gym whose sample it would not train.
 _FAILURE_FLAGS = ("mask_sample", "failure_kind", "error")
+# Fields of an environment's answer that repeat the conversation or are told apart.
+_NOT_REPORTED = frozenset(
+    {"reward", "response", "responses_create_params", "ng_trajectory", "ng_model_call_capture", "mask_sample"}
+)
+# NeMo Gym hands a failure of a model server on with the server's name before it.
+_SESSION_MODEL = "MilesSessionModel"
 
 
 def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *, golden: bool = False) -> Outcome:
@@ -452,19 +459,13 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
     Returns:
         An Outcome; never raises for anything a server can send.
     """
-    if status != 200:
-        return Outcome("ServerError", detail=f"expected HTTP 200, found {status}: {_excerpt(body)}")
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        return Outcome("ServerError", detail=f"expected a JSON object, found: {_excerpt(body)}")
+    answer = _read_answer(status, body)
+    if isinstance(answer, Outcome):
+        return answer
     reward = _finite_number(answer.get("reward"))
     report = _as_dict(answer.get("metadata"))
     if reward is None:
-        found = repr(answer["reward"]) if "reward" in answer else "none"
-        return Outcome("ServerError", eval_report=report, detail=f"expected a finite reward, found {found[:200]}")
+        return _no_reward(answer, report)
     if not report and not isinstance(answer.get("response"), dict):
         return Outcome("ServerError", detail=f"expected a report or a transcript with the reward: {_excerpt(body)}")
 
@@ -474,6 +475,52 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
         return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample: {flags}"[:500])
     outcome = _read_grade(reward, report, answer.get("response"), row, golden=golden)
     return outcome if golden else replace(outcome, agent_metrics=_agent_metrics(answer.get("response"), report))
+
+
+def read_environment_response(status: int, body: bytes | str, row: Mapping[str, Any]) -> Outcome:
+    """What an answer to ``POST /run`` for a NeMo Gym row says about the policy: any finite reward is a verdict.
+
+    Args:
+        status: HTTP status.
+        body: the answer as received.
+        row: the row that was sent; what the answer repeats of it is not reported.
+
+    Returns:
+        An Outcome; never raises for anything a server can send.
+    """
+    answer = _read_answer(status, body)
+    if isinstance(answer, Outcome):
+        return answer
+    reward = _finite_number(answer.get("reward"))
+    report = {key: value for key, value in answer.items() if key not in row and key not in _NOT_REPORTED}
+    if reward is None:
+        return _no_reward(answer, report)
+    if answer.get("mask_sample"):
+        found = f"failure_kind {answer.get('failure_kind')!r}, {answer.get('failure_reason')!r}"
+        detail = f"the environment masks this sample, its reward measures nothing: {found}"
+        return Outcome("UnknownError", eval_report=report, detail=detail[:500])
+    return Outcome("Graded", reward, eval_report=report, agent_metrics=_agent_metrics(answer.get("response"), {}))
+
+
+def _read_answer(status: int, body: bytes | str) -> dict[str, Any] | Outcome:
+    """The answer as an object, or what became of the episode where it is none."""
+    if status != 200:
+        text = body.decode(errors="replace") if isinstance(body, bytes) else body
+        if (mention := text.find(_SESSION_MODEL)) >= 0:
+            return Outcome("PolicyEndpointError", detail=text[mention : mention + 500])
+        return Outcome("ServerError", detail=f"expected HTTP 200, found {status}: {_excerpt(body)}")
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        return Outcome("ServerError", detail=f"expected a JSON object, found: {_excerpt(body)}")
+    return answer
+
+
+def _no_reward(answer: dict[str, Any], report: dict[str, Any]) -> Outcome:
+    found = repr(answer["reward"]) if "reward" in answer else "none"
+    return Outcome("ServerError", eval_report=report, detail=f"expected a finite reward, found {found[:200]}")
 
 
 def _read_failure(report: dict[str, Any]) -> Outcome:
@@ -632,7 +679,7 @@ def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
         kinds = [item.get("type") for item in output if isinstance(item, dict)]
         metrics["tool_calls"] = kinds.count("function_call")
         if kinds:
-            answered = [kind == "function_call_output" for kind in kinds]
+            answered = [_is_of_the_environment(item) for item in output if isinstance(item, dict)]
             metrics["turns"] = sum(
                 not now and before for before, now in zip([True, *answered], answered, strict=False)
             )
@@ -640,6 +687,11 @@ def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
     if isinstance(patch, str) and patch.strip():
         metrics["tampered"] = bool(tampered_files(patch))
     return metrics
+
+
+def _is_of_the_environment(item: dict[str, Any]) -> bool:
+    is_message = item.get("type", "message") == "message"
+    return item.get("type") == "function_call_output" or (is_message and item.get("role") != "assistant")
 
 
 _DIFF_PATH = re.compile(

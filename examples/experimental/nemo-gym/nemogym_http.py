@@ -9,6 +9,7 @@ Needs aiohttp >= 3.12.
 import asyncio
 import atexit
 import contextlib
+import json
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from nemogym_contract import without_userinfo
 
 _CONNECT_TIMEOUT_S = 30.0
 _HEALTH_TIMEOUT_S = 10.0
+_GET_TIMEOUT_S = 30.0
 _LARGEST_ANSWER = 256 << 20
 # NATs and load balancers forget a silent connection after about four minutes; a /run is silent until it answers.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 30, 5
@@ -92,6 +94,28 @@ async def answers(url: str) -> bool:
         async with _session().get(url, timeout=timeout, trace_request_ctx=Delivery()) as response:
             return response.status < 500
     return False
+
+
+async def get_json(url: str) -> Any:
+    """The JSON that a GET is answered with, within seconds.
+
+    Raises:
+        NotDelivered: there is no answer.
+        BadAnswer: the answer is not HTTP 200 with JSON.
+    """
+    found = without_userinfo(url)
+    try:
+        timeout = aiohttp.ClientTimeout(total=_GET_TIMEOUT_S)
+        async with _session().get(url, timeout=timeout, trace_request_ctx=Delivery()) as response:
+            status, body = response.status, await _read(response)
+    except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+        raise NotDelivered(f"no answer from {found}: {str(error)[:500] or type(error).__name__}") from error
+    try:
+        if status == 200:
+            return json.loads(body)
+    except (ValueError, RecursionError):
+        pass
+    raise BadAnswer(f"expected JSON from {found}, found HTTP {status}: {body[:200]!r}")
 
 
 # --- client session -------------------------------------------------------------

@@ -26,7 +26,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -43,6 +43,7 @@ from nemogym_checks import (
     TaskFile,
     check_agent,
     check_apart,
+    check_session_model,
     check_session_url,
     check_settings,
     check_tasks,
@@ -50,6 +51,7 @@ from nemogym_checks import (
     read_number,
 )
 from nemogym_contract import join_url, without_userinfo
+from nemogym_environments import agent_name_of, build_environment_request, is_environment_row, task_key, way_of_agent
 from swebench_rows import REASONS, REMOVED_FIELDS, UNSENDABLE, ungradable_reason
 
 # A server under load takes seconds for its first /openapi.json.
@@ -121,13 +123,16 @@ def run_checks(job: Job, *, canary: bool = True) -> Iterator[Finding]:
     """
     settings, about = read_settings(os.environ)
     yield from about
+    training, evaluation = ([read_tasks(path) for path in paths] for paths in (job.prompt_data, job.eval_data))
+    agents = frozenset().union(*(tasks.agents for tasks in (*training, *evaluation)))
     usable = []
     if all(finding.level == "ok" for finding in about):
-        for server in settings.servers:
+        yield from _check_agents(agents)
+        only_environments = agents and not any(tasks.first for tasks in (*training, *evaluation))
+        for server in () if only_environments else settings.servers:
             about = [*_check_server(server, settings, in_flight=job.in_flight), _check_way_back(server, job, settings)]
             yield from about
             usable += [] if any(finding.level == "error" for finding in about) else [server]
-    training, evaluation = ([read_tasks(path) for path in paths] for paths in (job.prompt_data, job.eval_data))
     for tasks in (*training, *evaluation):
         yield from check_tasks(tasks)
     for pair in itertools.product(training, evaluation):
@@ -184,6 +189,31 @@ def _check_server(server: str, settings: Settings, *, in_flight: int | None) -> 
         found=reason,
         remedy="Name the head server with NEMO_GYM_HEAD_URL; until then these are not checked.",
     )
+
+
+def _check_agents(agents: Collection[str]) -> Iterator[Finding]:
+    """Whether the agents that NeMo Gym rows name can be reached, and themselves reach the trainer's sessions."""
+    settings = connector.Settings.from_environment()
+    for agent in sorted(agents):
+        row = {"responses_create_params": {}, **({"agent_ref": {"name": agent}} if agent else {})}
+        name = f"agent {agent}" if agent else "rows without agent_ref"
+        try:
+            servers, way = asyncio.run(connector.locate(row, settings))
+        except (ValueError, OSError) as problem:
+            yield Finding.of_message(name, str(problem), remedy="Correct NEMO_GYM_HEAD_URL, NEMO_GYM_URL or the rows.")
+            continue
+        shown = ", ".join(map(without_userinfo, servers))
+        yield Finding.ok(name, f"{shown}, reaches its session by {way}")
+    needs_model = bool(agents) and settings.way != "policy_base_url"
+    for head_url in settings.head_urls if needs_model else ():
+        try:
+            yield check_session_model(f"head server {without_userinfo(head_url)}", _read_global_config(head_url))
+        except (requests.RequestException, ValueError) as problem:
+            yield Finding.of_message(
+                f"head server {without_userinfo(head_url)}",
+                f"expected its configuration, found {_cause(problem)}",
+                remedy="Correct NEMO_GYM_HEAD_URL.",
+            )
 
 
 def _check_way_back(server: str, job: Job, settings: Settings) -> Finding:
@@ -262,14 +292,22 @@ def _judge_rows(path: str, lines: Iterable[tuple[int, bytes]]) -> TaskFile:
     ids: list[str] = []
     unfit: list[str] = []
     ungradable: list[str] = []
+    agents: set[str] = set()
     raw, first = 0, None
     for number, line in lines:
         row = _parsed(line)
-        task = row.get("metadata") if isinstance(row, dict) else None
+        task = row.get("metadata") if isinstance(row, dict) and not is_environment_row(row) else None
         if not isinstance(task, dict):
-            is_raw = isinstance(row, dict) and "instance_id" in row
+            is_raw = isinstance(row, dict) and ("instance_id" in row or is_environment_row(row))
             raw += is_raw
             unfit += [] if is_raw else [f"line {number}: no object with prompt and metadata"]
+            continue
+        if is_environment_row(task):
+            if problem := _unfit_environment_reason(row, task):
+                unfit.append(f"line {number}: {problem}")
+            else:
+                ids.append(task_key(task))
+                agents.add(agent_name_of(task) or "")
             continue
         reason = ungradable_reason(task)
         if problem := _unfit_reason(row, task, reason):
@@ -279,7 +317,19 @@ def _judge_rows(path: str, lines: Iterable[tuple[int, bytes]]) -> TaskFile:
         if reason:
             ungradable.append(f"line {number}: {REASONS[reason]}")
         first = first or (None if reason else task)
-    return TaskFile(path, ids=ids, raw=raw, unfit=unfit, ungradable=ungradable, first=first)
+    return TaskFile(path, ids=ids, raw=raw, unfit=unfit, ungradable=ungradable, first=first, agents=frozenset(agents))
+
+
+def _unfit_environment_reason(row: Mapping[str, Any], task: Mapping[str, Any]) -> str | None:
+    if not row.get("prompt"):
+        return "no prompt"
+    if misleading := sorted((REMOVED_FIELDS - {"responses_create_params"}) & task.keys()):
+        return f"its metadata holds {', '.join(misleading)}, which trainer or connector take for their own"
+    try:
+        build_environment_request(task, {})
+    except ValueError as problem:
+        return str(problem)
+    return None
 
 
 def _unfit_reason(row: Mapping[str, Any], task: Mapping[str, Any], reason: str | None) -> str | None:
@@ -333,6 +383,21 @@ def check_agent_server(url: str) -> None:
             found="a server without it: it would ignore the trainer's session and call its own model",
             remedy="Install nemo-gym>=0.6 and restart it.",
         )
+
+
+def check_environment_server(url: str) -> None:
+    """Check that ``url`` is an agent server of any NeMo Gym environment; reads ``/openapi.json`` only.
+
+    Args:
+        url: URL of the agent server, as in NEMO_GYM_URL.
+
+    Raises:
+        PreflightError: it is not, or cannot be reached within 15 s.
+    """
+    try:
+        way_of_agent(_read_openapi(_openapi_url(url)))
+    except ValueError as problem:
+        raise PreflightError(f"{without_userinfo(url)}: {problem}") from None
 
 
 def read_agent_config(server: str, *, head_url: str | None) -> tuple[AgentConfig | None, str]:

@@ -178,6 +178,8 @@ class ScriptArgs(U.ExecuteTrainConfig):
     nemo_gym_outage_wait: str = _from_environment("NEMO_GYM_OUTAGE_WAIT")
     nemo_gym_max_concurrency: str = _from_environment("NEMO_GYM_MAX_CONCURRENCY")
     nemo_gym_ungraded: str = _from_environment("NEMO_GYM_UNGRADED")
+    nemo_gym_head_url: str = _from_environment("NEMO_GYM_HEAD_URL")
+    nemo_gym_policy_via: str = _from_environment("NEMO_GYM_POLICY_VIA")
     router_external_host: str = _from_environment("MILES_ROUTER_EXTERNAL_HOST")
 
     extra_args: str = ""
@@ -383,6 +385,8 @@ def _connector_env(args: ScriptArgs) -> dict[str, str]:
         "NEMO_GYM_OUTAGE_WAIT": args.nemo_gym_outage_wait,
         "NEMO_GYM_MAX_CONCURRENCY": args.nemo_gym_max_concurrency,
         "NEMO_GYM_UNGRADED": args.nemo_gym_ungraded,
+        "NEMO_GYM_HEAD_URL": args.nemo_gym_head_url,
+        "NEMO_GYM_POLICY_VIA": args.nemo_gym_policy_via,
         "MILES_ROUTER_EXTERNAL_HOST": args.router_external_host,
     }
     return {name: value for name, value in variables.items() if value}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemogym_contract import EXIT_STATUSES, build_run_request
+from nemogym_environments import agent_name_of, build_environment_request, is_environment_row, task_of
 
 
 class SetUpError(Exception):
@@ -49,6 +50,7 @@ class Options:
         supported_ids: golden: file for the ids of the supported tasks; None writes none.
         server: URL of the agent server.
         head_url: URL of its head server; None guesses it.
+        session_port: port of the sessions that NeMo Gym rows are scanned through; 0 takes a free one.
     """
 
     input_path: Path | None = None
@@ -69,6 +71,7 @@ class Options:
     supported_ids: Path | None = None
     server: str = "http://localhost:12000"
     head_url: str | None = None
+    session_port: int = 0
 
 
 def check_options(options: Options, *, check_only: bool = False) -> None:
@@ -144,7 +147,8 @@ def load_rows(path: Path, *, limit: int | None, needed: str = "patch") -> list[d
     """The first ``limit`` tasks of a JSONL file, each fit to be sent.
 
     Args:
-        path: the file: Miles prompt rows ({"prompt", "metadata"}) or SWE-bench instances.
+        path: the file: Miles prompt rows ({"prompt", "metadata"}), SWE-bench instances or NeMo Gym rows; of the last one
+            without ``instance_id`` is called by its agent and line.
         limit: number of tasks; None takes all.
         needed: field without which a row cannot be scanned: ``patch`` or ``problem_statement``.
 
@@ -157,21 +161,35 @@ def load_rows(path: Path, *, limit: int | None, needed: str = "patch") -> list[d
         if limit is not None and len(rows) == limit:
             break
         where = f"{path} line {number}"
+        if is_environment_row(row) and needed != "patch":
+            row = {"instance_id": f"{agent_name_of(row) or path.stem}-{number}", **row}
         try:
-            instance_id = build_run_request(row, {})["instance_id"]
+            instance_id = _checked_id(row, needed=needed)
         except ValueError as error:
             raise SetUpError(f"{where}: {error}") from None
+        if rows and is_environment_row(row) != is_environment_row(rows[0]):
+            raise SetUpError(f"{where}: expected SWE-bench tasks or NeMo Gym rows, found both: scan them apart")
         if instance_id in line_of:
             raise SetUpError(
                 f"{where}: expected every task once, found {instance_id} on line {line_of[instance_id]} too"
             )
-        if not isinstance(row.get(needed), str) or not row[needed].strip():
+        if not is_environment_row(row) and not str(row.get(needed) or "").strip():
             raise SetUpError(f"{where}: expected {instance_id} to have {_NEEDED[needed]} in {needed!r}, found none")
         line_of[instance_id] = number
         rows.append(row)
     if not rows:
         raise SetUpError(f"expected at least one row in {path}, found none")
     return rows
+
+
+def _checked_id(row: dict[str, Any], *, needed: str) -> str:
+    if not is_environment_row(row):
+        return build_run_request(row, {})["instance_id"]
+    if needed == "patch":
+        raise ValueError(
+            "expected a SWE-bench task, found a NeMo Gym row, which has no gold patch; --policy-base-url scans it"
+        )
+    return str(build_environment_request(row, {})["instance_id"])
 
 
 def _parsed_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -190,8 +208,7 @@ def _parsed(line: bytes, *, where: str) -> dict[str, Any]:
         row = json.loads(line.decode())
     except ValueError as error:
         raise SetUpError(f"{where}: expected a JSON object, found {error}") from None
-    if isinstance(row, dict) and "instance_id" not in row and isinstance(row.get("metadata"), dict):
-        row = row["metadata"]
+    row = task_of(row)
     if not isinstance(row, dict):
         raise SetUpError(f"{where}: expected a JSON object, found {type(row).__name__}")
     return row

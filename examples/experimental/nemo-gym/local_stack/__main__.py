@@ -4,6 +4,8 @@
     python -m local_stack serve                     run NeMo Gym in the foreground
     python -m local_stack run --golden -- COMMAND   run a command beside it, with NEMO_GYM_URL set
     python -m local_stack run --policy ROLE -- COMMAND   with POLICY_BASE_URL too: a scripted policy (scripted_policy.py)
+    python -m local_stack run --env NAME -- COMMAND      with another environment of NeMo Gym, behind the session model
+    python -m local_stack envs                      list these
 
 Exit status: the command's own; 2 where the set-up is wrong; 130 after Ctrl-C.
 """
@@ -19,11 +21,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from local_stack import environment_policy
+from local_stack.environments import ENVIRONMENTS, Environment, find_environment
 from local_stack.install import set_up
 from local_stack.paths import Paths, StackError
 from local_stack.processes import end_with_parent, start_child
-from local_stack.scripted_policy import ROLES, load_tasks, make_app, role_url, serving_in_thread
-from local_stack.server import Options, Ports, Sandbox, running_stack
+from local_stack.scripted_policy import FAULTS, ROLES, load_tasks, make_app, role_url, serving_in_thread
+from local_stack.server import Options, Ports, Sandbox, Stack, running_stack
 
 _INTERRUPT_GRACE_S = 10.0
 _RUN_TIMEOUT_S = "600"  # the local tasks take seconds
@@ -36,6 +40,7 @@ _PORT = Annotated[int | None, typer.Option(envvar="PORT", min=1, max=65532, help
 _CONCURRENCY = Annotated[int, typer.Option(min=1, help="episodes at a time on each agent server")]
 _POLICY_MODEL = Annotated[str, typer.Option(envvar="POLICY_MODEL", help="model name sent to the policy's endpoint")]
 _SANDBOX = Annotated[Sandbox, typer.Option(envvar="SANDBOX", help="what an episode runs in")]
+_ENV = Annotated[str | None, typer.Option("--env", help=f"another environment: {', '.join(ENVIRONMENTS)}")]
 _WITH_PARENT = Annotated[bool, typer.Option("--with-parent", hidden=True, help="end when the parent process ends")]
 
 
@@ -52,23 +57,20 @@ def serve(
     concurrency: _CONCURRENCY = 8,
     policy_model: _POLICY_MODEL = "model",
     sandbox: _SANDBOX = Sandbox.BUBBLEWRAP,
+    env: _ENV = None,
     with_parent: _WITH_PARENT = False,
 ) -> None:
     """Run NeMo Gym in the foreground until Ctrl-C."""
     with _orderly(with_parent):
         paths = Paths.from_environment()
+        environments = () if env is None else (find_environment(env),)
         ports = Ports.block(port)
         set_up(paths, docker=sandbox is Sandbox.DOCKER)
-        options = Options(policy_model=policy_model, concurrency=concurrency, sandbox=sandbox)
+        options = Options(
+            policy_model=policy_model, concurrency=concurrency, sandbox=sandbox, environments=environments
+        )
         with running_stack(paths, ports=ports, options=options) as stack:
-            print(
-                f"policy  {stack.policy_url}   (a trainer's NEMO_GYM_URL)\n"
-                f"golden  {stack.golden_url}   (applies gold patches)\n"
-                f"head    {stack.head_url}\n"
-                f"tasks   {paths.tasks}\n"
-                "Ctrl-C stops it.",
-                flush=True,
-            )
+            print(f"{_addresses(stack, paths, environments)}\nCtrl-C stops it.", flush=True)
             stack.wait()
 
 
@@ -81,40 +83,81 @@ def run(
     concurrency: _CONCURRENCY = 8,
     policy_model: _POLICY_MODEL = "model",
     sandbox: _SANDBOX = Sandbox.BUBBLEWRAP,
+    env: _ENV = None,
     with_parent: _WITH_PARENT = False,
 ) -> None:
     """Run a command with NEMO_GYM_URL, NEMO_GYM_HEAD_URL and LOCAL_STACK_TASKS set; stop NeMo Gym when it ends."""
     with _orderly(with_parent):
         if golden and policy:
             raise StackError("expected --golden or --policy, found both: a server that applies patches runs no policy")
-        if policy is not None and policy not in ROLES:
-            raise StackError(f"expected --policy to be one of {', '.join(ROLES)}, found {policy!r}")
+        environment = None if env is None else find_environment(env)
+        if golden and environment:
+            raise StackError(
+                f"expected --golden without --env, found --env {env}: only SWE-bench tasks have gold patches"
+            )
+        roles = (*environment_policy.PLAYERS[environment.name], *FAULTS) if environment else ROLES
+        if policy is not None and policy not in roles:
+            raise StackError(f"expected --policy to be one of {', '.join(roles)}, found {policy!r}")
         if shutil.which(command[0]) is None:
             raise StackError(f"{command[0]} cannot be started: no such program")
         paths = Paths.from_environment()
         ports = None if port is None else Ports.block(port)
         set_up(paths, docker=sandbox is Sandbox.DOCKER)
-        options = Options(policy_model=policy_model, concurrency=concurrency, sandbox=sandbox)
+        environments = (environment,) if environment else ()
+        options = Options(
+            policy_model=policy_model, concurrency=concurrency, sandbox=sandbox, environments=environments
+        )
         with running_stack(paths, ports=ports, options=options) as stack:
+            tasks = environment.rows(paths) if environment else paths.tasks
             variables = {
                 "NEMO_GYM_RUN_TIMEOUT": os.environ.get("NEMO_GYM_RUN_TIMEOUT") or _RUN_TIMEOUT_S,
                 "NEMO_GYM_URL": stack.golden_url if golden else stack.policy_url,
                 "NEMO_GYM_HEAD_URL": stack.head_url,
-                "LOCAL_STACK_TASKS": str(paths.tasks),
+                "LOCAL_STACK_TASKS": str(tasks),
             }
-            with scripted_policy(policy, tasks=paths.tasks, model=policy_model) as policy_variables:
+            if environment:
+                variables["NEMO_GYM_URL"] = stack.agent_url(environment.agent)
+                for role, reward in environment.rewards.items():
+                    variables[f"LOCAL_STACK_EXPECT_{role.upper()}"] = f"--expect-reward {reward:g}"
+            with scripted_policy(policy, tasks=tasks, model=policy_model, environment=environment) as policy_variables:
                 status = _run_command(command, {**variables, **policy_variables})
         raise typer.Exit(status)
 
 
+@app.command()
+def envs() -> None:
+    """List the environments of NeMo Gym that run here beside SWE-bench."""
+    for environment in ENVIRONMENTS.values():
+        print(f"{environment.name:<20} {environment.agent_type:<17} {environment.kind}")
+
+
+def _addresses(stack: Stack, paths: Paths, environments: tuple[Environment, ...]) -> str:
+    """What a user needs of a running stack, a line each."""
+    if not environments:
+        return (
+            f"policy  {stack.policy_url}   (a trainer's NEMO_GYM_URL)\n"
+            f"golden  {stack.golden_url}   (applies gold patches)\n"
+            f"head    {stack.head_url}\n"
+            f"tasks   {paths.tasks}"
+        )
+    lines = [f"head    {stack.head_url}   (a trainer's NEMO_GYM_HEAD_URL, for rows with agent_ref)"]
+    for environment in environments:
+        lines.append(f"agent   {stack.agent_url(environment.agent)}   (a trainer's NEMO_GYM_URL)")
+        lines.append(f"rows    {environment.rows(paths)}")
+    return "\n".join(lines)
+
+
 @contextlib.contextmanager
-def scripted_policy(role: str | None, *, tasks: Path, model: str) -> Iterator[dict[str, str]]:
+def scripted_policy(
+    role: str | None, *, tasks: Path, model: str, environment: Environment | None = None
+) -> Iterator[dict[str, str]]:
     """Play a role, with every other one beside it, in a thread of this process while the block runs.
 
     Args:
-        role: one of ``ROLES``; None plays nothing.
+        role: one of ``ROLES``, or of the environment's; None plays nothing.
         tasks: the tasks that it knows, JSONL.
         model: the model name that it serves.
+        environment: where the tasks are from; None for SWE-bench.
 
     Yields:
         The variables that a command needs for it; none without a role, so that the user's own pass through.
@@ -126,7 +169,11 @@ def scripted_policy(role: str | None, *, tasks: Path, model: str) -> Iterator[di
         yield {}
         return
     try:
-        endpoint = make_app(load_tasks(tasks), model=model)
+        if environment:
+            rows, players = environment_policy.load_rows(tasks), environment_policy.PLAYERS[environment.name]
+            endpoint = make_app(rows, model=model, players=players, find=environment_policy.find_row)
+        else:
+            endpoint = make_app(load_tasks(tasks), model=model)
     except ValueError as error:
         raise StackError(str(error)) from None
     with serving_in_thread(endpoint) as url:

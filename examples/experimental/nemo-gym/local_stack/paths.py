@@ -55,6 +55,11 @@ class Paths:
         return self.gym / "bin" / "python"
 
     @property
+    def site_packages(self) -> Path:
+        """Where NeMo Gym itself is."""
+        return next((self.gym / "lib").glob("python3.*/site-packages"))
+
+    @property
     def images(self) -> Path:
         """Sandbox images, one a task."""
         return self.root / "images"

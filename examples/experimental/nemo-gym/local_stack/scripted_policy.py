@@ -26,7 +26,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,10 +48,22 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Turn:
-    """One reply of the policy: what it says and, unless None, the command that it calls the tool with."""
+    """One reply of the policy.
+
+    Attributes:
+        text: what it says.
+        command: what it calls the tool ``bash`` with; None does not call it.
+        calls: names and arguments, JSON, of other tools that it calls.
+    """
 
     text: str
     command: str | None = None
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tool_calls(self) -> tuple[tuple[str, str], ...]:
+        """Names and arguments of all tools that it calls."""
+        return self.calls if self.command is None else (("bash", json.dumps({"command": self.command})), *self.calls)
 
 
 class UnknownTask(Exception):
@@ -87,7 +99,8 @@ PLAYED: dict[str, Callable[[dict[str, Any], Messages], Turn]] = {
     "never-submit": play_never_submit,
     "never-call": play_never_call,
 }
-ROLES = (*PLAYED, "too-long", "crash", "hang")
+FAULTS = ("too-long", "crash", "hang")
+ROLES = (*PLAYED, *FAULTS)
 
 
 def play_and_submit(task: dict[str, Any], messages: Messages, *, edit: str) -> Turn:
@@ -147,10 +160,11 @@ def _edited_files(answer: str) -> list[str]:
 
 def _answers(messages: Messages) -> list[str]:
     """What the tool calls so far were answered, in order; their number is the turn."""
-    return [_text(message) for message in messages if message.get("role") == "tool"]
+    return [text_of(message) for message in messages if message.get("role") == "tool"]
 
 
-def _text(message: dict[str, Any]) -> str:
+def text_of(message: dict[str, Any]) -> str:
+    """What a message says, whether its content is text or parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -172,19 +186,12 @@ def load_tasks(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: unreadable, not JSON, or a row lacks a field that a role needs; the line is named.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ValueError(f"expected tasks in {path}, found it unreadable: {error.strerror}") from None
     tasks = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, row in read_json_lines(path):
         try:
-            row = json.loads(line)
             task = row.get("metadata", row)
             missing = [key for key in ("problem_statement", "patch", "PASS_TO_PASS") if not task.get(key)]
-        except (ValueError, AttributeError) as error:
+        except AttributeError as error:
             raise ValueError(f"{path} line {number}: expected a task as a JSON object, found {error}") from None
         if missing or not _source_files(task):
             raise ValueError(f"{path} line {number}: expected a task with {missing or 'a patch of existing files'}")
@@ -194,22 +201,50 @@ def load_tasks(path: Path) -> list[dict[str, Any]]:
     return tasks
 
 
-def make_app(tasks: list[dict[str, Any]], *, model: str = "model", api_key: str | None = None) -> web.Application:
+def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Values of a JSONL file after their line numbers.
+
+    Raises:
+        ValueError: unreadable, or a line is not JSON; it is named.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"expected tasks in {path}, found it unreadable: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path} line {number}: expected a task as a JSON object, found {error}") from None
+
+
+def make_app(
+    tasks: list[dict[str, Any]],
+    *,
+    model: str = "model",
+    api_key: str | None = None,
+    players: Mapping[str, Callable[[dict[str, Any], Messages], Turn]] = PLAYED,
+    find: Callable[[list[dict[str, Any]], Messages], dict[str, Any]] | None = None,
+) -> web.Application:
     """The endpoint as an aiohttp application.
 
     Args:
-        tasks: SWE-bench instances with their gold patches.
+        tasks: SWE-bench instances with their gold patches, or what ``find`` searches.
         model: the only model that it serves; a request for another one is answered 404, as vLLM does.
         api_key: bearer token that is asked for, 401 without it; None asks for none.
+        players: what a role says next, by role; there are those of ``FAULTS`` beside them.
+        find: the task of a conversation; ``find_task`` when None.
     """
+    roles = (*players, *FAULTS)
     app = web.Application(client_max_size=_MAX_REQUEST_BYTES, middlewares=[_errors_as_json])
 
     def admit(request: web.Request) -> str:
         if api_key is not None and request.headers.get("Authorization") != f"Bearer {api_key}":
             raise _ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
         role = request.match_info["role"]
-        if role not in ROLES:
-            raise _ApiError(404, f"There is no role {role!r}; there are {', '.join(ROLES)}.", code="not_found")
+        if role not in roles:
+            raise _ApiError(404, f"There is no role {role!r}; there are {', '.join(roles)}.", code="not_found")
         return role
 
     async def models(request: web.Request) -> web.Response:
@@ -227,7 +262,7 @@ def make_app(tasks: list[dict[str, Any]], *, model: str = "model", api_key: str 
         if role == "too-long":
             return web.json_response(_context_error(_estimated_tokens(messages)), status=400)
         try:
-            turn = PLAYED[role](find_task(tasks, messages), messages)
+            turn = players[role]((find or find_task)(tasks, messages), messages)
         except UnknownTask as error:
             raise _ApiError(400, str(error), code="unknown_task") from None
         return web.json_response(_completion(turn, messages, model=model))
@@ -276,7 +311,7 @@ def find_task(tasks: list[dict[str, Any]], messages: Messages) -> dict[str, Any]
     Raises:
         UnknownTask: it holds none.
     """
-    said = "\n".join(_text(message) for message in messages if message.get("role") == "user")
+    said = "\n".join(text_of(message) for message in messages if message.get("role") == "user")
     found = [task for task in tasks if task["problem_statement"].strip() in said]
     if not found:
         raise UnknownTask(f"The conversation holds no problem statement of the {len(tasks)} known tasks.")
@@ -285,9 +320,11 @@ def find_task(tasks: list[dict[str, Any]], messages: Messages) -> dict[str, Any]
 
 def _completion(turn: Turn, messages: Messages, *, model: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": turn.text}
-    if turn.command is not None:
-        function = {"name": "bash", "arguments": json.dumps({"command": turn.command})}
-        message["tool_calls"] = [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}]
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": name, "arguments": text}}
+            for name, text in turn.tool_calls
+        ]
     prompt_tokens, completion_tokens = _estimated_tokens(messages), _estimated_tokens([message])
     return {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -299,7 +336,7 @@ def _completion(turn: Turn, messages: Messages, *, model: str) -> dict[str, Any]
                 "index": 0,
                 "message": message,
                 "logprobs": None,
-                "finish_reason": "stop" if turn.command is None else "tool_calls",
+                "finish_reason": "tool_calls" if turn.tool_calls else "stop",
             }
         ],
         "usage": {

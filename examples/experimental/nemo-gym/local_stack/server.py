@@ -1,7 +1,8 @@
 """Start a real NeMo Gym on this machine and stop it without a trace.
 
 Two ``mini_swe_agent_2`` servers from one configuration: one runs the policy, one applies gold patches. Both keep what
-they write in the run's own folder, which goes when the run ends.
+they write in the run's own folder, which goes when the run ends. Or, in their place, other environments of NeMo Gym behind
+the session model.
 """
 
 import contextlib
@@ -22,8 +23,10 @@ from typing import IO
 
 import requests
 from local_stack.docker_engine import remove_containers, run_arguments
+from local_stack.environments import SESSION_MODEL_ROOT, Environment, environments_config, servers_of
 from local_stack.paths import SOURCE, Paths, StackError
 from local_stack.processes import RUN_VARIABLE, clear_dead_runs, locked, remove_run
+from nemogym_environments import find_agent_url
 from tqdm import tqdm
 
 HOST = "127.0.0.1"
@@ -109,6 +112,8 @@ class Options:
         step_limit: model calls of one episode.
         step_timeout: seconds for one command.
         eval_timeout: seconds for one run of the tests.
+        environments: what runs in place of the mini-swe agents.
+        sessions: session servers that these may call, ``host:port`` or ``host:first-last``.
     """
 
     policy_model: str = "model"
@@ -117,6 +122,8 @@ class Options:
     step_limit: int = 10
     step_timeout: int = 60
     eval_timeout: int = 300
+    environments: tuple[Environment, ...] = ()
+    sessions: tuple[str, ...] = (f"{HOST}:1-65535",)
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,20 @@ class Stack:
     def head_url(self) -> str:
         """NeMo Gym's head server."""
         return f"http://{HOST}:{self.ports.head}"
+
+    def agent_url(self, name: str) -> str:
+        """URL of an agent server, by its name in NeMo Gym's configuration.
+
+        Raises:
+            StackError: there is none.
+        """
+        with requests.Session() as session:
+            session.trust_env = False
+            instances = session.get(f"{self.head_url}/server_instances", timeout=10).json()
+        try:
+            return find_agent_url(instances, name, head_url=self.head_url)
+        except ValueError as error:
+            raise StackError(str(error)) from None
 
     def wait(self) -> None:
         """Return never, unless NeMo Gym ends by itself.
@@ -278,6 +299,7 @@ def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
         RUN_VARIABLE: str(run),
+        "NEMO_GYM_EXTRA_ROOTS": str(SESSION_MODEL_ROOT),
         "RAY_ADDRESS": "local",  # never join a Ray that already runs here, such as a trainer's
         "RAY_TMPDIR": str((run / "ray").resolve()),
         "TMPDIR": str((run / "ray").resolve() / "tmp"),  # what the servers leave there goes with the run
@@ -323,16 +345,19 @@ def _fill_run_folder(run: Path, *, paths: Paths, ports: Ports, options: Options)
     # Ray's socket paths have to fit into 107 bytes, whatever TMPDIR is.
     (run / "ray").symlink_to(tempfile.mkdtemp(prefix="ngs-", dir="/tmp"))
     (run / "ray" / "tmp").mkdir()
-    site_packages = next((paths.gym / "lib").glob("python3.*/site-packages"))
     agent = run / _SERVERS[0]
     agent.mkdir(parents=True)
     for file in ("app.py", "requirements.txt"):
-        (agent / file).symlink_to(site_packages / _SERVERS[0] / file)
-    for server in _SERVERS:
+        (agent / file).symlink_to(paths.site_packages / _SERVERS[0] / file)
+    for server in servers_of(options.environments) if options.environments else _SERVERS:
         environment = run / "environments" / server / ".venv"
         environment.parent.mkdir(parents=True)
         environment.symlink_to(paths.gym)
     config = gym_config(ports=ports, options=options, images=paths.images, run=run)
+    if options.environments:
+        common = ("default_host", "head_server", "policy_model_name", "skip_venv_if_present", "uv_venv_dir")
+        config = {key: config[key] for key in common}
+        config |= environments_config(options.environments, sessions=options.sessions)
     (run / "stack.yaml").write_text(json.dumps(config, indent=1))
 
 
