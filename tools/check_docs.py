@@ -72,6 +72,11 @@ class Tree:
         text = makefile.read_text() if makefile.is_file() else ""
         return frozenset(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
 
+    @functools.cached_property
+    def printed(self) -> str:
+        """All that the example's code can print."""
+        return "\n".join(_printed(self.example))
+
     def pages(self) -> list[Path]:
         """READMEs, CONTRIBUTING.md and all below docs/, without folders that git ignores."""
         top = [path for path in self.root.glob("*.md")]
@@ -260,10 +265,9 @@ def message_problems(page: Path, tree: Tree) -> list[str]:
     ``...``, ``<name>`` and digits stand for what changes, and the words of ``Finding`` (nemogym_checks.py) for what it puts
     together; what is between them has to be in a string of the code.
     """
-    printed = "\n".join(_printed(tree.example))
     problems = []
     for message in _troubles(page.read_text()):
-        missing = [part for part in _GLUE.split(message) if part.strip() and part.strip() not in printed]
+        missing = [part for part in _GLUE.split(message) if part.strip() and part.strip() not in tree.printed]
         if missing and not message.startswith(_FOREIGN_MESSAGES):
             where = page.relative_to(tree.root)
             problems.append(

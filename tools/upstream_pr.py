@@ -70,6 +70,7 @@ class Slice:
     Attributes:
         number, name: of the branch.
         after: number of the slice that it stands on; None for Miles' main.
+        merged: Miles has it.
         files: lines of the plan.
         bridges: file of Miles to the source of the functions that replace its own.
         adds: file in Miles to the file here that is copied to it.
@@ -81,6 +82,7 @@ class Slice:
     number: int
     name: str
     after: int | None = None
+    merged: bool = False
     files: tuple[str, ...] = ()
     bridges: dict[str, str] = field(default_factory=dict)
     adds: dict[str, str] = field(default_factory=dict)
@@ -130,21 +132,28 @@ class Plan:
             raise RefusedError(f"expected the slices in {_PLAN}, found {error!r}") from None
 
     def chain(self, number: int) -> list[Slice]:
-        """A slice behind those that it needs.
+        """A slice behind those that it needs and Miles has not.
 
         Raises:
-            RefusedError: no such slice, or it has no file yet.
+            RefusedError: no such slice, it has no file yet, or Miles has it.
         """
         if number not in self.slices:
             raise RefusedError(f"expected SLICE to be one of {', '.join(map(str, self.slices))}, found {number}")
         one = self.slices[number]
         if not one.files:
             raise RefusedError(f"slice {number} ({one.name}) has no files yet: name them in {_PLAN}")
-        return [*(self.chain(one.after) if one.after is not None else []), one]
+        if one.merged:
+            raise RefusedError(f"slice {number} ({one.name}) is marked as merged in {_PLAN}")
+        is_first = one.after is None or self.slices[one.after].merged
+        return [*([] if is_first else self.chain(one.after)), one]
 
     def everything(self) -> list[Slice]:
-        """All slices that have files, in order."""
-        return [one for one in self.slices.values() if one.files]
+        """All slices that have files and that Miles has not, in order."""
+        return [one for one in self.slices.values() if one.files and not one.merged]
+
+    def up_to(self, number: int) -> list[Slice]:
+        """All slices that are there with this one, merged or not."""
+        return [one for one in self.slices.values() if one.number <= number]
 
     def not_said(self, page: str, number: int) -> list[str]:
         """What a page leaves out in Miles as long as no later slice than this one is there."""
@@ -306,6 +315,8 @@ class Builder:
         except upstream_pages.PageError as error:
             raise SliceError(f"slice {one.number} ({one.name}): {error}") from None
         self._format()
+        files = files_of(one.files, repository_files(self.source))
+        self._check_seen([*files, *one.bridges, *one.adds])
         self._sync_docs(one)
         changed = self._changed()
         problems = [*self._out_of_place(changed), *self._banned(changed)]
@@ -322,29 +333,21 @@ class Builder:
             _git(self.clone, "commit", "--quiet", "--no-verify", "-m", message)
         return _git(self.clone, "rev-parse", "HEAD").strip(), tested
 
-    def check_seen(self, chain: list[Slice]) -> None:
-        """Whether Miles' files are those that this repository takes into account.
+    def _check_seen(self, paths: list[str]) -> None:
+        """Whether what was overwritten is what this repository takes into account, or what has been put there.
 
         Raises:
-            RefusedError: a file that would be overwritten has been changed since.
+            RefusedError: Miles has changed a file since.
         """
-        for path in self._written(chain):
+        for path in paths:
             theirs = blob_of(self.clone, self.base, path)
-            ours = self.source / path
-            if theirs is None or theirs == self.plan.seen.get(path):
-                continue
-            if ours.is_file() and theirs == _git(self.source, "hash-object", str(ours)).strip():
-                continue
-            raise RefusedError(
-                f"expected {path} in Miles as in {self.plan.commit[:12]}, found it changed since: carry over what "
-                f"`git log -p {self.plan.commit[:12]}.. -- {path}` shows there, then raise miles.commit and miles.seen in "
-                f"{_PLAN}"
-            )
-
-    def _written(self, chain: list[Slice]) -> list[str]:
-        files = repository_files(self.source)
-        named = [path for one in chain for path in files_of(one.files, files)]
-        return [*named, *(path for one in chain for path in (*one.bridges, *one.adds) if path not in named)]
+            ours = _git(self.clone, "hash-object", "--", path).strip()
+            if theirs not in (None, self.plan.seen.get(path), ours):
+                raise RefusedError(
+                    f"expected {path} in Miles as in {self.plan.commit[:12]}, found it changed since: carry over what "
+                    f"`git log -p {self.plan.commit[:12]}.. -- {path}` shows there, then raise miles.commit and miles.seen "
+                    f"in {_PLAN}"
+                )
 
     def _write(self, one: Slice) -> None:
         for path in files_of(one.files, repository_files(self.source)):
@@ -355,18 +358,18 @@ class Builder:
             self._rewrite(target, upstream_pages.replace_definitions, (self.source / origin).read_text())
         self._put_sections(one)
         for page in self.plan.withheld.get(one.number, {}):
-            if any(page in earlier.files for earlier in self.plan.chain(one.number)[:-1]):
+            if any(page in earlier.files for earlier in self.plan.up_to(one.number) if earlier is not one):
                 self._copy(page, page, one)
         if one.merges:
             self._merge(one)
 
     def _put_sections(self, one: Slice) -> None:
         """Into Miles' README, as long as no slice has replaced it, the parts of ours that are true by now."""
-        chain = self.plan.chain(one.number)
-        if any(_README in each.files for each in chain):
+        by_now = self.plan.up_to(one.number)
+        if any(_README in each.files for each in by_now):
             return
         ours = self._page(_README, one)
-        for section in (section for each in chain for section in each.sections):
+        for section in (section for each in by_now for section in each.sections):
             places = {key: section[key] for key in ("instead_of", "before") if key in section}
             said = upstream_pages.section_of(ours, section["heading"])
             self._rewrite(_README, upstream_pages.put_section, said, **places)
@@ -627,7 +630,6 @@ def make_branches(
     with clone_of(checkout) as clone:
         _git(clone, "checkout", "--quiet", "--detach", commit)
         builder = Builder(source=source, clone=clone, plan=plan, base=commit, skip_tests=skip_tests or check)
-        builder.check_seen(chain)
         texts = []
         for one in chain:
             parent = _git(clone, "rev-parse", "HEAD").strip()
