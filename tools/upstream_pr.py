@@ -47,6 +47,7 @@ _TESTS = "tests/fast/examples/experimental/nemo_gym/"
 _README = f"{_EXAMPLE}README.md"
 _PAGE = "docs/user-guide/nemo-gym.md"
 _SYNC = "scripts/tools/sync_example_docs.py"
+_SUITES = "tests/ci/run_suite.py"
 _LARGEST_FILE = 1000 * 1024  # check-added-large-files of Miles' .pre-commit-config.yaml
 _PREFIX = "nemo-gym"
 _TRAILER = "Slice: nemo-gym"
@@ -319,7 +320,7 @@ class Builder:
         self._check_seen([*files, *one.bridges, *one.adds])
         self._sync_docs(one)
         changed = self._changed()
-        problems = [*self._out_of_place(changed), *self._banned(changed)]
+        problems = [*self._out_of_place(changed), *self._banned(changed), *self._uncollected(changed)]
         problems += sorted(set(self._page_problems()) - set(problems_before))
         if problems:
             raise SliceError(f"slice {one.number} ({one.name}):\n  " + "\n  ".join(problems))
@@ -417,10 +418,12 @@ class Builder:
         if one.merges and (self.clone / _SYNC).is_file():
             self._run([sys.executable, _SYNC], what=_SYNC)
 
-    def _run(self, command: list[str], *, what: str) -> None:
-        done = subprocess.run(command, cwd=self.clone, env=_environment(), capture_output=True, text=True)
+    def _run(self, command: list[str], *, what: str, **variables: str) -> str:
+        environment = {**_environment(), **variables}
+        done = subprocess.run(command, cwd=self.clone, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SliceError(f"{what} fails:\n{(done.stdout + done.stderr).strip()[-3000:]}")
+        return done.stdout
 
     def _changed(self) -> list[str]:
         listed = _git(self.clone, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
@@ -451,6 +454,17 @@ class Builder:
                 if meant and not excluded and re.search(hook["entry"], file.read_text()):
                     problems.append(f"{path}: {hook['name']}")
         return problems
+
+    def _uncollected(self, changed: list[str]) -> list[str]:
+        """Test files that Miles' CI would not run, as its own list says."""
+        if not (self.clone / _SUITES).is_file():
+            return []
+        options = ["--hw", "cpu", "--suite", "stage-a-cpu", "--match-all-labels", "--list-only"]
+        listed = self._run([sys.executable, _SUITES, *options], what=_SUITES, PYTHONPATH=str(self.clone))
+        tests = [path for path in changed if Path(path).name.startswith("test_") and path.endswith(".py")]
+        return [
+            f"{path}: expected it in the suite stage-a-cpu, found it nowhere" for path in tests if path not in listed
+        ]
 
     def _page_problems(self) -> list[str]:
         tree = check_docs.Tree(self.clone, site=True)

@@ -446,6 +446,12 @@ def _no_heading(source: Path, miles: Path) -> None:
     plan(source, slices={2: {"sections": [{"heading": "## Data", "before": "## Nowhere"}]}})
 
 
+def _not_collected(source: Path, miles: Path) -> None:
+    (miles / "tests/ci").mkdir()
+    (miles / "tests/ci/run_suite.py").write_text(f"import miles\nprint('{TESTS}/test_connector.py')\n")
+    commit(miles)
+
+
 def _failing_test(source: Path, miles: Path) -> None:
     (source / TESTS / "test_data.py").write_text("def test_rows():\n    assert 0, 'too few'\n")
 
@@ -458,6 +464,7 @@ def _failing_test(source: Path, miles: Path) -> None:
         (_other_black, "expected black 99.1, as in Miles' .pre-commit-config.yaml, found"),
         (_broken_link, "expected the heading #nowhere"),
         (_no_heading, "expected the heading '## Nowhere', found none"),
+        (_not_collected, f"{TESTS}/test_data.py: expected it in the suite stage-a-cpu, found it nowhere"),
         (_failing_test, "its tests fail: 1 failed, 2 passed"),
     ],
 )
