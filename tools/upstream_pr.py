@@ -22,7 +22,6 @@ something; 2 refused: wrong checkout, wrong settings; 130 interrupted.
 import argparse
 import contextlib
 import datetime
-import fnmatch
 import importlib.metadata
 import os
 import re
@@ -32,16 +31,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import check_docs
 import upstream_pages
 import yaml
+from upstream_plan import PLAN, PREFIX, Plan, RefusedError, Slice, files_of, plan_problems, repository_files
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PLAN = Path("tools/upstream/slices.yaml")
 _EXAMPLE = "examples/experimental/nemo-gym/"
 _TESTS = "tests/fast/examples/experimental/nemo_gym/"
 _README = f"{_EXAMPLE}README.md"
@@ -49,152 +48,11 @@ _PAGE = "docs/user-guide/nemo-gym.md"
 _SYNC = "scripts/tools/sync_example_docs.py"
 _SUITES = "tests/ci/run_suite.py"
 _LARGEST_FILE = 1000 * 1024  # check-added-large-files of Miles' .pre-commit-config.yaml
-_PREFIX = "nemo-gym"
 _TRAILER = "Slice: nemo-gym"
-
-
-class RefusedError(Exception):
-    """Nothing can be done with this checkout or these settings."""
 
 
 class SliceError(Exception):
     """A slice does not pass its checks or tests."""
-
-
-# --- plan -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Slice:
-    """One pull request.
-
-    Attributes:
-        number, name: of the branch.
-        after: number of the slice that it stands on; None for Miles' main.
-        merged: Miles has it.
-        files: lines of the plan.
-        bridges: file of Miles to the source of the functions that replace its own.
-        adds: file in Miles to the file here that is copied to it.
-        sections: parts of the example's README that go into the one of Miles.
-        merges: whether the navigation, the tables and the list of examples are merged.
-        evidence: beginnings of rows of the status tables that speak for it.
-    """
-
-    number: int
-    name: str
-    after: int | None = None
-    merged: bool = False
-    files: tuple[str, ...] = ()
-    bridges: dict[str, str] = field(default_factory=dict)
-    adds: dict[str, str] = field(default_factory=dict)
-    sections: tuple[dict[str, str], ...] = ()
-    merges: bool = False
-    evidence: tuple[str, ...] = ()
-
-    @property
-    def branch(self) -> str:
-        return f"{_PREFIX}-{self.number}-{self.name}"
-
-    @property
-    def description(self) -> Path:
-        return _PLAN.parent / f"{self.number}-{self.name}.md"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """tools/upstream/slices.yaml. ``seen``: file of Miles to the hash of the content that this repository knows."""
-
-    commit: str
-    seen: dict[str, str]
-    slices: dict[int, Slice]
-    merged: dict[str, Any]
-    withheld: dict[int | str, dict[str, list[str]]]
-    stays: tuple[str, ...]
-
-    @classmethod
-    def read(cls, source: Path) -> "Plan":
-        """The plan of a repository.
-
-        Raises:
-            RefusedError: it cannot be read.
-        """
-        try:
-            plan = yaml.safe_load((source / _PLAN).read_text())
-            slices = {number: Slice(number=number, **block) for number, block in plan["slices"].items()}
-            return cls(
-                commit=plan["miles"]["commit"],
-                seen=plan["miles"]["seen"],
-                slices=slices,
-                merged=plan["merged"],
-                withheld=plan["withheld"],
-                stays=tuple(plan["stays"]),
-            )
-        except (OSError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-            raise RefusedError(f"expected the slices in {_PLAN}, found {error!r}") from None
-
-    def chain(self, number: int) -> list[Slice]:
-        """A slice behind those that it needs and Miles has not.
-
-        Raises:
-            RefusedError: no such slice, it has no file yet, or Miles has it.
-        """
-        if number not in self.slices:
-            raise RefusedError(f"expected SLICE to be one of {', '.join(map(str, self.slices))}, found {number}")
-        one = self.slices[number]
-        if not one.files:
-            raise RefusedError(f"slice {number} ({one.name}) has no files yet: name them in {_PLAN}")
-        if one.merged:
-            raise RefusedError(f"slice {number} ({one.name}) is marked as merged in {_PLAN}")
-        is_first = one.after is None or self.slices[one.after].merged
-        return [*([] if is_first else self.chain(one.after)), one]
-
-    def everything(self) -> list[Slice]:
-        """All slices that have files and that Miles has not, in order."""
-        return [one for one in self.slices.values() if one.files and not one.merged]
-
-    def up_to(self, number: int) -> list[Slice]:
-        """All slices that are there with this one, merged or not."""
-        return [one for one in self.slices.values() if one.number <= number]
-
-    def not_said(self, page: str, number: int) -> list[str]:
-        """What a page leaves out in Miles as long as no later slice than this one is there."""
-        later = [parts for until, parts in self.withheld.items() if until == "never" or int(until) > number]
-        return [part for parts in later for part in parts.get(page, [])]
-
-
-def repository_files(source: Path) -> list[str]:
-    """Paths of all files of a repository that are tracked or new, and not ignored."""
-    listed = _git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    return sorted(path for path in set(listed.split("\0")) if path and (source / path).is_file())
-
-
-def files_of(lines: tuple[str, ...], files: list[str]) -> list[str]:
-    """Those files that a line of the plan names."""
-    return [path for path in files if any(_names(line, path) for line in lines)]
-
-
-def plan_problems(plan: Plan, files: list[str]) -> list[str]:
-    """What is wrong with a plan: files that no line names or that two places name, and lines that name nothing."""
-    merged = tuple(plan.merged[kind]["file"] for kind in ("navigation", "tables"))
-    places = {f"slice {one.number}": one.files for one in plan.slices.values()}
-    places |= {"merged": merged, "stays": plan.stays}
-    problems = []
-    for path in files:
-        found = [place for place, lines in places.items() if any(_names(line, path) for line in lines)]
-        if not found:
-            problems.append(f"{path}: decide in {_PLAN}: a slice, or stays here")
-        elif len(found) > 1:
-            problems.append(f"{path}: named in {_PLAN} by {' and '.join(found)}, expected one")
-    for place, lines in places.items():
-        unused = [line for line in lines if not any(_names(line, path) for path in files)]
-        problems += [f"{_PLAN}: {place}: {line} names no file; remove the line" for line in unused]
-    return problems
-
-
-def _names(line: str, path: str) -> bool:
-    if line.endswith("/"):
-        return path.startswith(line)
-    return fnmatch.fnmatchcase(path, line) and path.count("/") == line.count("/")
 
 
 # --- the checkout ---------------------------------------------------------------
@@ -347,7 +205,7 @@ class Builder:
                 raise RefusedError(
                     f"expected {path} in Miles as in {self.plan.commit[:12]}, found it changed since: carry over what "
                     f"`git log -p {self.plan.commit[:12]}.. -- {path}` shows there, then raise miles.commit and miles.seen "
-                    f"in {_PLAN}"
+                    f"in {PLAN}"
                 )
 
     def _write(self, one: Slice) -> None:
@@ -489,7 +347,7 @@ class Builder:
         tree, parent = _git(self.clone, "write-tree").strip(), _git(self.clone, "rev-parse", "HEAD").strip()
         if tree == _git(self.clone, "rev-parse", "HEAD^{tree}").strip():
             return parent
-        log = _git(self.clone, "log", "-z", "--format=%H %T %P%n%B", f"--remotes=origin/{_PREFIX}*", f"^{self.base}")
+        log = _git(self.clone, "log", "-z", "--format=%H %T %P%n%B", f"--remotes=origin/{PREFIX}*", f"^{self.base}")
         for entry in filter(None, log.split("\0")):
             head, _, body = entry.partition("\n")
             if head.split()[1:] == [tree, parent] and body.strip() == message.strip():
@@ -570,7 +428,7 @@ def _status_rows(source: Path, one: Slice) -> list[str]:
         row = next((row for row in rows if row.startswith(f"| {start}")), None)
         if row is None:
             raise SliceError(
-                f"slice {one.number} ({one.name}): no row of a status table begins with {start!r}; see {_PLAN}"
+                f"slice {one.number} ({one.name}): no row of a status table begins with {start!r}; see {PLAN}"
             )
         said.append(f"{date}: " + "; ".join(cell.strip() for cell in row.strip("|").split("|")))
     return said
@@ -636,7 +494,7 @@ def make_branches(
     if problems := plan_problems(plan, repository_files(source)):
         raise RefusedError("\n  ".join(["every file has to have its place:", *problems]))
     chain = plan.everything() if number is None else plan.chain(number)
-    branch = _PREFIX if number is None else chain[-1].branch
+    branch = PREFIX if number is None else chain[-1].branch
     commit = check_checkout(checkout, base)
     old = check_branch(checkout, branch, commit)
     _take_identity(checkout)

@@ -22,8 +22,10 @@ EXAMPLE = "examples/experimental/nemo-gym"
 TESTS = "tests/fast/examples/experimental/nemo_gym"
 
 sys.path.insert(0, str(ROOT / "tools"))
+import upstream_plan
 import upstream_pr
-from upstream_pr import RefusedError, SliceError
+from upstream_plan import RefusedError
+from upstream_pr import SliceError
 
 _BAN = {"name": "Ban old_name", "language": "pygrep", "entry": "old_name", "types": ["python"], "id": "ban"}
 
@@ -531,25 +533,25 @@ def test_a_new_file_has_to_find_its_place(run, source):
 
 def test_places_that_name_the_same_file_or_none_are_problems(source):
     plan(source, stays=["README.md", "tools/", f"{EXAMPLE}/data.py", "gone.py"])
-    known = upstream_pr.Plan.read(source)
-    assert upstream_pr.plan_problems(known, upstream_pr.repository_files(source)) == [
+    known = upstream_plan.Plan.read(source)
+    assert upstream_plan.plan_problems(known, upstream_plan.repository_files(source)) == [
         f"{EXAMPLE}/data.py: named in tools/upstream/slices.yaml by slice 2 and stays, expected one",
         "tools/upstream/slices.yaml: stays: gone.py names no file; remove the line",
     ]
 
 
 @functools.cache
-def _real_plan() -> tuple[upstream_pr.Plan, list[str]]:
-    return upstream_pr.Plan.read(ROOT), upstream_pr.repository_files(ROOT)
+def _real_plan() -> tuple[upstream_plan.Plan, list[str]]:
+    return upstream_plan.Plan.read(ROOT), upstream_plan.repository_files(ROOT)
 
 
 def test_every_file_of_this_repository_has_its_place():
-    assert upstream_pr.plan_problems(*_real_plan()) == []
+    assert upstream_plan.plan_problems(*_real_plan()) == []
 
 
 def test_no_slice_imports_what_a_later_one_brings():
     known, files = _real_plan()
-    owner = {path: one.number for one in known.everything() for path in upstream_pr.files_of(one.files, files)}
+    owner = {path: one.number for one in known.everything() for path in upstream_plan.files_of(one.files, files)}
     modules = {_module(path): number for path, number in owner.items() if path.endswith(".py")}
     for path, number in owner.items():
         if path.endswith(".py"):
