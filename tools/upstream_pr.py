@@ -509,6 +509,8 @@ def make_branches(
             stat = _git(clone, "diff", "--shortstat", parent, new).strip() or "no change"
             print(f"slice {one.number} {one.name}: {stat}{f'; {tested}' if tested else ''}", flush=True)
             texts.append(pull_request(source, one, tested=tested, stat=stat))
+        if not builder.skip_tests:
+            _write_texts(output, branch, texts if number is None else texts[-1:])
         if new == old:
             print(f"{branch} is up to date: {new[:12]}")
             return 0
@@ -519,8 +521,6 @@ def make_branches(
         _git(clone, "branch", "--force", branch, new)
         fetch = ("fetch", "--quiet", "--atomic", "--no-tags", "--no-write-fetch-head", "--no-auto-gc")
         _git(checkout, *fetch, str(clone), f"+refs/heads/{branch}:refs/heads/{branch}")
-    if not skip_tests:
-        _write_texts(output, branch, texts if number is None else texts[-1:])
     print(f"{branch} is {new[:12]} on {commit[:12]}" + (f"; it was {old[:12]}" if old else ""))
     return 0
 

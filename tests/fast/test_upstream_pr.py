@@ -507,6 +507,8 @@ def test_a_killed_run_leaves_the_checkout_as_it_was(source, miles, tmp_path):
 
 
 def test_the_text_has_size_tests_and_status(run, miles, tmp_path):
+    run(1)
+    assert not (tmp_path / "texts").exists()
     run(1, skip_tests=False)
     text = (tmp_path / "texts/nemo-gym-1-contract.md").read_text()
     assert text.startswith("# feat: contract\n\n## Motivation\n\n4 files changed, ")
