@@ -41,6 +41,7 @@ _FENCE = re.compile(r"\s*(```+|~~~+)")
 _MARK = re.compile(r"\s*(?:<!-- run -->|\{/\* run \*/\})\s*")
 _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*([^)\s]+)[^)]*\)")
 _SPAN = re.compile(r"(`+)(.+?)\1")  # within a line
+_COMMENT = re.compile(r"(?:^|\s)# .*")
 _MAKE = re.compile(r"\bmake (?:[A-Z_]+=\S+ )*([a-z][a-z-]*)")
 _PATH = re.compile(r"(?<![\w./<>{}$~:=*-])((?:[\w.*-]+/)*[\w.*-]+\.(?:py|md|ya?ml|toml|in)|(?:[\w.*-]+/)+)(?![\w/*<])")
 
@@ -198,10 +199,11 @@ def anchors(text: str) -> set[str]:
 def _code_problems(page: Path, tree: Tree, lines: list[Line]) -> Iterator[tuple[int, str]]:
     for line in lines:
         for code in [line.text] if line.is_code else [span for _, span in _SPAN.findall(line.text)]:
+            code = _COMMENT.sub("", code)
             for target in _MAKE.findall(code):
                 if target not in tree.make_targets:
                     yield line.number, f"expected `make {target}` to be a target of the Makefile, found none"
-            for path in _PATH.findall(code.partition(" # ")[0]):
+            for path in _PATH.findall(code):
                 if not _is_there(path, page, tree):
                     yield line.number, f"expected {path} in this tree, found none"
 

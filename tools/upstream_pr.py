@@ -179,7 +179,8 @@ class Builder:
         self._sync_docs(one)
         changed = self._changed()
         problems = [*self._out_of_place(changed), *self._banned(changed), *self._uncollected(changed)]
-        problems += sorted(set(self._page_problems()) - set(problems_before))
+        known = {_without_line(problem) for problem in problems_before}
+        problems += [problem for problem in self._page_problems() if _without_line(problem) not in known]
         if problems:
             raise SliceError(f"slice {one.number} ({one.name}):\n  " + "\n  ".join(problems))
         message = commit_message(self.source, one)
@@ -355,6 +356,11 @@ class Builder:
         return None
 
 
+def _without_line(problem: str) -> str:
+    """A problem of a page wherever it is: lines above it come and go."""
+    return re.sub(r":\d+:", ":", problem, count=1)
+
+
 def _formatters(tree: Path) -> list[tuple[str, list[str]]]:
     """The formatters of Miles' .pre-commit-config.yaml, in its order.
 
@@ -419,18 +425,20 @@ def pull_request(source: Path, one: Slice, *, tested: str, stat: str) -> str:
 
 
 def _status_rows(source: Path, one: Slice) -> list[str]:
-    texts = [(source / page).read_text() for page in ("README.md", _README)]
-    rows = [line for text in texts for line in text.partition("\n## Status\n")[2].splitlines() if line.startswith("|")]
-    dates = [re.search(r"\d{4}-\d{2}-\d{2}", text.partition("\n## Status\n")[2]) for text in texts]
-    date = next((found[0] for found in dates if found), "")
+    dated_rows: dict[str, str] = {}
+    for page in ("README.md", _README):
+        status = re.split(r"\n## (?:Validation status|Status)\n", (source / page).read_text())[-1].split("\n## ")[0]
+        date = re.search(r"\d{4}-\d{2}-\d{2}", status)
+        rows = [line for line in status.splitlines() if line.startswith("|")]
+        dated_rows |= {row: date[0] if date else "undated" for row in rows}
     said = []
     for start in one.evidence:
-        row = next((row for row in rows if row.startswith(f"| {start}")), None)
+        row = next((row for row in dated_rows if row.startswith(f"| {start}")), None)
         if row is None:
             raise SliceError(
                 f"slice {one.number} ({one.name}): no row of a status table begins with {start!r}; see {PLAN}"
             )
-        said.append(f"{date}: " + "; ".join(cell.strip() for cell in row.strip("|").split("|")))
+        said.append(f"{dated_rows[row]}: " + "; ".join(cell.strip() for cell in row.strip("|").split("|")))
     return said
 
 

@@ -173,7 +173,7 @@ def test_navigation_and_files_have_the_same_pages(tree):
         f"python {EXAMPLE}/run.py",
         "gym env start --config configs/docker.yaml",
         "cat outputs/golden.jsonl /root/datasets/rows.py",
-        "python run.py  # makes nowhere/at/all.py",
+        "python run.py  # make nowhere/at/all.py",
         "train.py",
         "configs/*.yaml",
         "miles/rollout/x.py",

@@ -55,7 +55,7 @@ MILES = {
         "| Sandbox provider | Used within | Guide |\n|---|---|---|\n| [E2B](https://e) | Harbor, Zoo | - |\n"
     ),
     "examples/README.md": "# Examples\n\n- **[zoo](./experimental/zoo)**: Animals.\n",
-    f"{EXAMPLE}/README.md": "# Old\n\nOld text.\n\n## Old data\n\nOld way.\n\n## Troubleshooting\n\nAsk.\n",
+    f"{EXAMPLE}/README.md": "# Old\n\nOld text.\n\n## Old data\n\nOld way.\n\n## Troubleshooting\n\n`make it`.\n",
     f"{EXAMPLE}/connector.py": "def post():\n    return 'old'\n",
     f"{EXAMPLE}/scan.py": (
         "import sys\n\nfrom connector import post  # noqa: E402\n\n\ndef one():\n    return post()\n\n\ndef two():\n    return 2\n"
@@ -243,7 +243,7 @@ def test_a_later_slice_stands_on_the_commits_of_the_earlier(run, miles):
     assert git(miles, "rev-parse", "nemo-gym-2-data^") == git(miles, "rev-parse", "nemo-gym-1-contract")
     assert at(miles, "nemo-gym-2-data", f"{EXAMPLE}/data.py") == "def rows():\n    return [1]\n"  # as Miles formats
     assert at(miles, "nemo-gym-2-data", f"{EXAMPLE}/README.md") == (
-        "# Old\n\nOld text.\n\n## Data\n\nNew way.\n\n- always\n\n## Verdicts\n\nTrue.\n\n## Troubleshooting\n\nAsk.\n"
+        "# Old\n\nOld text.\n\n## Data\n\nNew way.\n\n- always\n\n## Verdicts\n\nTrue.\n\n## Troubleshooting\n\n`make it`.\n"
     )
 
 
