@@ -130,7 +130,7 @@ def clone_of(checkout: Path) -> Iterator[Path]:
             capture_output=True,
             text=True,
         )
-        _git(clone, "config", "gc.auto", "0")
+        _git(clone, "config", "commit.gpgsign", "false")  # a signature would make each run's commit another one
         yield clone
 
 
@@ -542,7 +542,7 @@ def _write_texts(output: Path, branch: str, texts: list[str]) -> None:
     print(f"the pull request's text: {path}")
 
 
-def _print_seen(source: Path, checkout: Path, base: str) -> int:
+def print_seen(source: Path, checkout: Path, base: str) -> int:
     """The block ``miles`` of the plan as the checkout has it."""
     commit = check_checkout(checkout, base)
     print(f"miles:\n  commit: {commit}\n  seen:")
@@ -570,7 +570,7 @@ def main() -> int:
     checkout = Path(options.checkout).absolute()
     try:
         if options.seen:
-            return _print_seen(_ROOT, checkout, options.base)
+            return print_seen(_ROOT, checkout, options.base)
         return make_branches(
             _ROOT,
             checkout,

@@ -415,6 +415,21 @@ def _literally(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "()[].+*?|{}" else letter for letter in text)
 
 
+@pytest.mark.parametrize("arguments", [["/nowhere"], ["/nowhere", "--seen"], [str(ROOT), "--slice", "1"]])
+def test_the_command_says_in_one_sentence_what_it_needs(arguments):
+    command = [sys.executable, ROOT / "tools/upstream_pr.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: expected a checkout of Miles, found ") and done.stderr.count("\n") == 1
+
+
+def test_what_miles_holds_is_printed_as_the_plan_takes_it(source, miles, capsys):
+    assert upstream_pr.print_seen(source, miles, "HEAD") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)["miles"]
+    known = upstream_plan.Plan.read(source)
+    assert printed == {"commit": git(miles, "rev-parse", "HEAD"), "seen": known.seen}
+
+
 # --- failures -------------------------------------------------------------------
 
 
