@@ -127,7 +127,7 @@ def files_of(lines: tuple[str, ...], files: list[str]) -> list[str]:
 
 
 def plan_problems(plan: Plan, files: list[str]) -> list[str]:
-    """What is wrong with a plan: files that no line names or that two places name, and lines that name nothing."""
+    """What is wrong with a plan: files that no line names or that two do, lines that name nothing, texts that are missing."""
     merged = tuple(plan.merged[kind]["file"] for kind in ("navigation", "tables"))
     places = {f"slice {one.number}": one.files for one in plan.slices.values()}
     places |= {"merged": merged, "stays": plan.stays}
@@ -141,7 +141,10 @@ def plan_problems(plan: Plan, files: list[str]) -> list[str]:
     for place, lines in places.items():
         unused = [line for line in lines if not any(_names(line, path) for path in files)]
         problems += [f"{PLAN}: {place}: {line} names no file; remove the line" for line in unused]
-    return problems
+    texts = [str(one.description) for one in plan.slices.values() if one.files]
+    return problems + [
+        f"{text}: expected the slice's text, found none; write it" for text in texts if text not in files
+    ]
 
 
 def _names(line: str, path: str) -> bool:

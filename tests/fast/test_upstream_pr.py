@@ -548,6 +548,15 @@ def test_a_new_file_has_to_find_its_place(run, source):
         run(1)
 
 
+def test_a_slice_with_files_has_a_text(run, source):
+    plan(source, slices={5: {"files": [f"{EXAMPLE}/late.py"]}})
+    (source / EXAMPLE / "late.py").write_text("")
+    with pytest.raises(
+        RefusedError, match="tools/upstream/5-later.md: expected the slice's text, found none; write it"
+    ):
+        run(1)
+
+
 def test_places_that_name_the_same_file_or_none_are_problems(source):
     plan(source, stays=["README.md", "tools/", f"{EXAMPLE}/data.py", "gone.py"])
     known = upstream_plan.Plan.read(source)
