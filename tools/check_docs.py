@@ -48,15 +48,9 @@ _PATH = re.compile(r"(?<![\w./<>{}$~:=*-])((?:[\w.*-]+/)*[\w.*-]+\.(?:py|md|ya?m
 
 @dataclass(frozen=True)
 class Tree:
-    """A repository.
-
-    Attributes:
-        root: its folder.
-        site: whether docs/ is a whole site, so that its own pages are linked to and not by their address.
-    """
+    """A repository of the shape of Miles, and its folder."""
 
     root: Path
-    site: bool = False
 
     @property
     def docs(self) -> Path:

@@ -303,13 +303,17 @@ class Builder:
         problems = []
         for path in changed:
             file = self.clone / path
+            if not file.is_file():
+                continue
             if file.stat().st_size > _LARGEST_FILE:
                 problems.append(
                     f"{path}: expected at most {_LARGEST_FILE // 1024} KB, found {file.stat().st_size} bytes"
                 )
             for hook in _local_hooks(self.clone):
                 excluded = hook.get("exclude") and re.search(hook["exclude"], path)
-                meant = path.endswith(".py") if hook.get("types") == ["python"] else re.search(hook["files"], path)
+                meant = (
+                    path.endswith(".py") if hook.get("types") == ["python"] else re.search(hook.get("files", ""), path)
+                )
                 if meant and not excluded and re.search(hook["entry"], file.read_text()):
                     problems.append(f"{path}: {hook['name']}")
         return problems
@@ -326,7 +330,7 @@ class Builder:
         ]
 
     def _page_problems(self) -> list[str]:
-        tree = check_docs.Tree(self.clone, site=True)
+        tree = check_docs.Tree(self.clone)
         pages = [self.clone / path for path in (_README, _PAGE, self.plan.merged["tables"]["file"])]
         return [problem for page in pages if page.is_file() for problem in check_docs.page_problems(page, tree)]
 
@@ -478,7 +482,7 @@ def _take_identity(checkout: Path) -> None:
         _identity.update({f"GIT_{role}_NAME": name, f"GIT_{role}_EMAIL": email})
 
 
-def make_branches(
+def make_branch(
     source: Path, checkout: Path, *, number: int | None, base: str, check: bool, skip_tests: bool, output: Path
 ) -> int:
     """Set the branch of a slice, or of all.
@@ -571,7 +575,7 @@ def main() -> int:
     try:
         if options.seen:
             return print_seen(_ROOT, checkout, options.base)
-        return make_branches(
+        return make_branch(
             _ROOT,
             checkout,
             number=options.slice,

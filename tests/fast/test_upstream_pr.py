@@ -194,7 +194,7 @@ def run(source: Path, miles: Path, tmp_path: Path):
     arguments = {"base": "HEAD", "check": False, "skip_tests": True, "output": tmp_path / "texts"}
 
     def _run(number: int | None = None, **options: object) -> int:
-        return upstream_pr.make_branches(source, miles, **{**arguments, "number": number, **options})
+        return upstream_pr.make_branch(source, miles, **{**arguments, "number": number, **options})
 
     return _run
 
@@ -501,7 +501,7 @@ def test_a_killed_run_leaves_the_checkout_as_it_was(source, miles, tmp_path):
     before = state(miles)
     code = (
         f"import sys, pathlib; sys.path.insert(0, {str(ROOT / 'tools')!r}); import upstream_pr\n"
-        f"upstream_pr.make_branches(pathlib.Path({str(source)!r}), pathlib.Path({str(miles)!r}), number=3, base='HEAD', "
+        f"upstream_pr.make_branch(pathlib.Path({str(source)!r}), pathlib.Path({str(miles)!r}), number=3, base='HEAD', "
         f"check=False, skip_tests=True, output=pathlib.Path({str(tmp_path)!r}))"
     )
     killed = subprocess.Popen(
@@ -634,7 +634,7 @@ def test_the_repository_itself_goes_onto_a_checkout_slice_by_slice(tmp_path, cap
     plan_of_this["miles"]["seen"] = seen(miles, f"{EXAMPLE}/README.md", f"{EXAMPLE}/eval_nemogym_via_api.py")
     plan_file.write_text(yaml.safe_dump(plan_of_this))
     options = {"base": "HEAD", "check": False, "skip_tests": True, "output": tmp_path}
-    assert upstream_pr.make_branches(source, miles, number=None, **options) == 0
+    assert upstream_pr.make_branch(source, miles, number=None, **options) == 0
     outside = {path for path in changed_files(miles, "nemo-gym") if not path.startswith((f"{EXAMPLE}/", f"{TESTS}/"))}
     pages = ("docs.json", "examples/index.md", "user-guide/environments.md", "user-guide/nemo-gym.md")
     assert outside == {*(f"docs/{page}" for page in pages), "examples/README.md"}
