@@ -451,7 +451,8 @@ def _status_rows(source: Path, one: Slice) -> list[str]:
 
 def blob_of(checkout: Path, commit: str, path: str) -> str | None:
     """The hash of a file's content in a commit; None where it has no such file."""
-    return _git(checkout, "ls-tree", "--format=%(objectname)", commit, "--", path).strip() or None
+    # Not `ls-tree --format`: git knows it from 2.36 on.
+    return (_git(checkout, "ls-tree", commit, "--", path).split() or [None] * 3)[2]
 
 
 def _git(folder: Path, *arguments: str) -> str:
