@@ -5,6 +5,7 @@ PASSES ?= 1
 EXAMPLE := examples/experimental/nemo-gym
 VENV := .venv
 PY := $(VENV)/bin/python
+MINT_VERSION := 4.2.941
 MILES_VENV := .venv-miles
 SGLANG_VENV := .venv-sglang
 TEST_MILES = MILES="$(if $(MILES),$(abspath $(MILES)))" $(MILES_VENV)/bin/python -m pytest tests/miles
@@ -17,8 +18,8 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-miles test-docker test-browser lint format golden-scan policy-scan envs data \
-	eval-specs report serve doctor train train-dry-run miles-flags lock clean
+.PHONY: help venv miles-venv setup test test-miles test-docker test-browser lint docs-check format golden-scan policy-scan \
+	envs data eval-specs report serve doctor train train-dry-run miles-flags upstream-pr lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -50,11 +51,16 @@ test-docker: venv  ## episodes in docker, on an engine of its own (Linux, as roo
 	@exec $(STACK) setup --with-parent
 	$(PY) -m pytest tests/docker
 
-lint: venv  ## ruff, autoflake, isort, black: check only
+lint: venv  ## ruff, autoflake, isort, black, links and paths of the pages: check only
 	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/autoflake --check --quiet --recursive --remove-all-unused-imports $(SOURCES)
 	$(VENV)/bin/isort --check-only --quiet $(SOURCES)
 	$(VENV)/bin/black --check --quiet $(SOURCES)
+	@$(PY) tools/check_docs.py
+
+docs-check: lint  ## Mintlify's own checker on docs/ (npm; 1 GB, minutes for the first time)
+	@command -v npx >/dev/null || { echo "error: npx was not found; install Node.js 20 or newer with npm" >&2; exit 2; }
+	cd docs && npx --yes mint@$(MINT_VERSION) broken-links
 
 format: venv  ## ruff, autoflake, isort, black: rewrite
 	$(VENV)/bin/ruff check --fix $(SOURCES)
@@ -170,6 +176,10 @@ miles-flags: venv  ## put every recorded launch through Miles' own parser, write
 	@$(PY) tools/setup_venv.py .venv-miles-flags tools/miles_flags.txt 3.11
 	@$(PY) tools/setup_venv.py .venv-megatron tools/miles_megatron.txt 3.11
 	@.venv-miles-flags/bin/python tools/miles_flags.py "$(MILES)" --megatron .venv-megatron
+
+upstream-pr: venv  ## this repository as pull requests to Miles (MILES=<checkout>, SLICE=, ARGS="--check")
+	@test -n "$(MILES)" || { echo "error: name a checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make upstream-pr MILES=<folder>" >&2; exit 2; }
+	@$(PY) tools/upstream_pr.py "$(MILES)" $(if $(SLICE),--slice "$(SLICE)") $(ARGS)
 
 lock: venv  ## pin the closure of pyproject.toml and of the other environments' .in files
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --extra report --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt

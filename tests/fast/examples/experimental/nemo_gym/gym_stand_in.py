@@ -8,7 +8,6 @@ from typing import Any
 import aiohttp
 import yaml
 from aiohttp import web
-from local_stack.scripted_policy import serving_in_thread
 
 from .conftest import StubServer, failed_body
 
@@ -45,11 +44,22 @@ class Gym:
     def url(self) -> str:
         return self.stub.url
 
-    async def respond(self, request: web.Request) -> web.Response:
+    def configuration(self) -> dict[str, Any]:
+        agents = {"mini_swe_agent_2": {"responses_api_agents": {"mini_swe_agent_2": self.agent}}}
+        return {"policy_api_key": SECRET, **agents, **self.extra}
+
+
+class _HeadServer(StubServer):
+    """Tells the configuration of ``gym``."""
+
+    def __init__(self, gym: Gym) -> None:
+        self._gym = gym
+        super().__init__()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.path != "/global_config_dict_yaml":
             return web.Response(status=404)
-        agents = {"mini_swe_agent_2": {"responses_api_agents": {"mini_swe_agent_2": self.agent}}}
-        return web.json_response(yaml.safe_dump({"policy_api_key": SECRET, **agents, **self.extra}))
+        return web.json_response(yaml.safe_dump(self._gym.configuration()))
 
 
 @contextlib.contextmanager
@@ -57,9 +67,8 @@ def running_gym(stub: StubServer) -> Iterator[Gym]:
     """A head server for ``stub`` while the block runs; its agent calls the policy once."""
     gym = Gym(stub)
     stub.on_run = agent_that_calls
-    app = web.Application()
-    app.router.add_get("/{path:.*}", gym.respond)
-    with serving_in_thread(app) as gym.head_url:
+    with contextlib.closing(_HeadServer(gym)) as head:
+        gym.head_url = head.url
         yield gym
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from download_and_process_data import convert
 from eval_nemogym_via_api import load_rows, plan
 from scan_input import Options, SetUpError, check_options
 
@@ -665,3 +666,11 @@ def test_check_only_leaves_no_trace(scan, stub, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"] and stub.requests == []
     without_rows = [sys.executable, str(SCRIPT), "--check-only", "--limit", "3"]
     assert subprocess.run(without_rows, **_process(tmp_path)).returncode == 0
+
+
+def test_rows_of_the_data_script_are_read_as_they_are(tmp_path):
+    rows, prompts = tmp_path / "rows.jsonl", tmp_path / "prompts.jsonl"
+    rows.write_text("".join(f"{json.dumps(_row(number))}\n" for number in (1, 2)))
+    convert(str(rows), prompts)
+
+    assert load_rows(prompts, limit=None) == [json.loads(line)["metadata"] for line in prompts.open()]

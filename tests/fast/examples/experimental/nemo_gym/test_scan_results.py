@@ -5,8 +5,9 @@ import os
 
 import pytest
 from scan_input import SetUpError
-from scan_results import fingerprint, open_results, read_record, write_ids
-from scan_statistics import Episode
+from scan_results import as_record, fingerprint, open_results, read_record, write_ids
+from scan_statistics import Episode, solve_rate
+from task_selection import read_ids, read_solve_rates
 
 TASKS = {f"a__b-{number}": f"row{number}" for number in range(1, 6)}
 
@@ -216,3 +217,26 @@ def test_ids_are_written_in_one_step(tmp_path):
     write_ids(path, ["a__b-2", "a__b-1"])
     assert path.read_text() == "a__b-2\na__b-1\n" and [one.name for one in tmp_path.iterdir()] == ["ids.txt"]
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_lines_and_ids_are_what_the_data_script_reads(tmp_path):
+    rewards = {"psf__requests-1": [1.0, 0.0, None], "psf__requests-2": [0.0], "psf__requests-3": [None]}
+    episodes = [
+        Episode(
+            instance_id=instance_id,
+            repo="psf/requests",
+            kind="policy",
+            attempt=attempt,
+            reward=reward,
+            exit_status="ServerUnreachable" if reward is None else "Submitted",
+            seconds=1.5,
+        )
+        for instance_id, of_task in rewards.items()
+        for attempt, reward in enumerate(of_task, start=1)
+    ]
+    scan = tmp_path / "policy.jsonl"
+    scan.write_text("".join(f"{json.dumps(as_record(episode, {'eval_report': {}}))}\n" for episode in episodes))
+    its_own = {name: solve_rate(one for one in episodes if one.instance_id == name).rate for name in rewards}
+    assert read_solve_rates(scan) == {name: rate for name, rate in its_own.items() if rate is not None}
+    write_ids(tmp_path / "supported.txt", rewards)
+    assert read_ids(tmp_path / "supported.txt", option="--only") == rewards.keys()

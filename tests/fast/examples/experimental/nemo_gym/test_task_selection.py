@@ -5,8 +5,6 @@ import re
 
 import pytest
 from row_reader import DataError
-from scan_results import as_record, write_ids
-from scan_statistics import Episode, solve_rate
 from task_selection import Band, Selection, known_flaky_ids, parse_band, read_ids, read_solve_rates
 
 from . import EXAMPLE_DIR
@@ -106,28 +104,6 @@ def test_solve_rate_is_the_share_of_verdicts(tmp_path):
         {"instance_id": "g", "kind": "gold", "reward": 1.0, "exit_status": "Submitted"},
     )
     assert read_solve_rates(scan) == {"a": pytest.approx(2 / 3), "b": 0.0, "d": 1.0}
-
-
-def test_lines_and_ids_as_the_scan_writes_them(tmp_path):
-    rewards = {"psf__requests-1": [1.0, 0.0, None], "psf__requests-2": [0.0], "psf__requests-3": [None]}
-    episodes = [
-        Episode(
-            instance_id=instance_id,
-            repo="psf/requests",
-            kind="policy",
-            attempt=attempt,
-            reward=reward,
-            exit_status="ServerUnreachable" if reward is None else "Submitted",
-            seconds=1.5,
-        )
-        for instance_id, of_task in rewards.items()
-        for attempt, reward in enumerate(of_task, start=1)
-    ]
-    scan = _scan(tmp_path / "policy.jsonl", *(as_record(episode, {"eval_report": {}}) for episode in episodes))
-    its_own = {name: solve_rate(one for one in episodes if one.instance_id == name).rate for name in rewards}
-    assert read_solve_rates(scan) == {name: rate for name, rate in its_own.items() if rate is not None}
-    write_ids(tmp_path / "supported.txt", rewards)
-    assert read_ids(tmp_path / "supported.txt", option="--only") == rewards.keys()
 
 
 def test_episodes_without_an_attempt_count_each(tmp_path):
