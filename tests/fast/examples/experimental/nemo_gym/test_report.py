@@ -15,9 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
-
 from report import app
+from typer.testing import CliRunner
 
 from . import EXAMPLE_DIR
 from .made_runs import write_events, write_run
