@@ -6,7 +6,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 EXAMPLE_DIR = REPOSITORY / "examples" / "experimental" / "nemo-gym"
 _PAGE = REPOSITORY / "docs" / "user-guide" / "nemo-gym.md"
-_MARK = "<!-- tests: agents -->\n"
+_MARK = "{/* tests: agents */}\n\n"
 
 
 def _rows() -> list[list[set[str]]]:
