@@ -13,12 +13,12 @@ SOURCES := examples tests tools
 
 export LOCAL_STACK_DIR ?= $(CURDIR)/.local_stack
 export PYTHONPATH := $(CURDIR)/$(EXAMPLE)
-unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONDONTWRITEBYTECODE MAKEFLAGS
 STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-miles test-docker test-browser lint docs-check format golden-scan policy-scan \
+.PHONY: help venv miles-venv setup test test-fast test-miles test-docker test-browser lint docs-check format golden-scan policy-scan \
 	envs data eval-specs report serve doctor train train-dry-run miles-flags upstream-pr lock clean
 
 help:  ## this list
@@ -36,9 +36,12 @@ miles-venv: venv
 setup: venv  ## install everything and build the tasks (once; 1.5 GB)
 	@exec $(STACK) setup --with-parent
 
-test: lint setup miles-venv  ## lint, offline tests, tests on a real NeMo Gym, Miles' rollout in front of it
-	$(PY) -m pytest tests
+test: lint setup miles-venv test-fast  ## lint, offline tests, tests on a real NeMo Gym, Miles' rollout in front of it
+	$(PY) -m pytest tests/integration
 	$(TEST_MILES)
+
+test-fast: venv  ## offline tests only
+	$(PY) -m pytest tests/fast
 
 test-browser: venv  ## the page of make report in a headless Chromium (CHROMIUM=<path>)
 	$(PY) -m pytest tests/browser
