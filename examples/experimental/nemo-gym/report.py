@@ -20,8 +20,10 @@ Exit status: 0 the report is made, 2 an input or the set-up is wrong, 130 interr
   python report.py before.jsonl after.jsonl outputs/r1/dump_details -o report.html
 """
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +42,7 @@ from report_findings import (
     verdict,
 )
 from report_scan import Scan, check_same_tasks, read_scan
-from report_training import Run, read_run, run_figures, run_notes, run_verdict
+from report_training import FOLDERS, Run, read_run, run_figures, run_notes, run_verdict
 from row_reader import DataError
 from scan_report import interval
 from task_selection import Band, parse_band
@@ -77,10 +79,11 @@ def main(
 
 
 def execute(inputs: Sequence[Path], output: Path | None, band: Band) -> None:
-    """Read the inputs, tell the terminal, write the page.
+    """Read the inputs, write the page, tell the terminal.
 
     Raises:
-        DataError: an input, the output or the set-up is not what it has to be; nothing is written.
+        DataError: an input, the output or the set-up is not what it has to be, and nothing is written; or the terminal
+            cannot be told, and the page is written.
     """
     _check_output(output, inputs)
     names = _names(inputs)
@@ -90,19 +93,30 @@ def execute(inputs: Sequence[Path], output: Path | None, band: Band) -> None:
         raise DataError(f"expected at most {_MOST_SCANS} scans, found {len(scans)}; make two reports")
     check_same_tasks(scans)
     tasks = judge(scans, band)
-    # First, so that a page that cannot be made says so below what can be told all the same.
-    print_summary(scans, tasks, runs)
+    no_page = None
     if output:
-        page = _page(scans, tasks, runs, band)
-        with replacing(output) as file:
-            file.write(page)
-        print(f"\nreport: {output}")
+        try:
+            page = _page(scans, tasks, runs, band)
+            with replacing(output) as file:
+                file.write(page)
+        except DataError as error:
+            no_page = error  # said below the summary, which can be told all the same
+    with _printing():
+        print_summary(scans, tasks, runs)
+        if output and no_page is None:
+            print(f"\nreport: {output}")
+    if no_page is not None:
+        raise no_page
 
 
 def _is_scan(path: Path) -> bool:
     """Whether a file is a scan's results: its first character that is no space opens a JSON object."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return False
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise DataError(
+            f"expected {path} to be a file or a folder, found neither; what a pipe brings has to be in a file first"
+        )
     try:
         with open(path, "rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -118,13 +132,18 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _check_output(output: Path | None, inputs: Sequence[Path]) -> None:
-    if len({path.resolve() for path in inputs}) < len(inputs):
+    read = {os.path.realpath(path) for path in inputs}
+    if len(read) < len(inputs):
         raise DataError("expected every input once, found one twice")
     if output is None:
         return
-    if output.resolve() in {path.resolve() for path in inputs}:
+    written = Path(os.path.realpath(output))
+    if str(written) in read:
         raise DataError(f"expected --output to be another file than the inputs, found {output} for both")
-    if output.exists() and not output.is_file():
+    for path in inputs:
+        if any(written.is_relative_to(os.path.realpath(path / folder)) for folder in FOLDERS):
+            raise DataError(f"expected --output to be outside what is read of {path}, found {output}")
+    if os.path.exists(output) and not os.path.isfile(output):
         raise DataError(f"expected --output to be a file, found {output}, which is none")
 
 
@@ -140,6 +159,24 @@ def _page(scans: Sequence[Scan], tasks: Sequence[Task], runs: Sequence[Run], ban
 
 
 # --- terminal ---------------------------------------------------------------------
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """For what prints: a reader that has gone, such as head, ends it and is no error.
+
+    Raises:
+        DataError: it cannot be printed.
+    """
+    try:
+        yield
+        print(end="", flush=True)
+    except OSError as error:
+        # What is still buffered would fail again when the interpreter ends.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise DataError(f"expected to print the summary, found: {error.strerror}") from None
 
 
 def print_summary(scans: Sequence[Scan], tasks: Sequence[Task], runs: Sequence[Run]) -> None:

@@ -6,7 +6,7 @@
 Classes and solve rates are those of ``scan_statistics``. Text of a server is made printable where it is read.
 """
 
-import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,7 +137,8 @@ def _read_ended(record: Any) -> Ended:
     for name in ("repo", "policy"):
         shown[name] = None if getattr(episode, name) is None else one_line(getattr(episode, name), limit=200)
     if not _is_finite(episode.seconds) or not (episode.reward is None or _is_finite(episode.reward)):
-        raise ValueError(f"expected finite numbers, found {episode.seconds} seconds, reward {episode.reward}")
+        found = f"{one_line(episode.seconds, limit=40)} seconds, reward {one_line(episode.reward, limit=40)}"
+        raise ValueError(f"expected finite numbers, found {found}")
     metrics = {name: value for name, value in episode.agent_metrics.items() if _is_finite(value)}
     episode = replace(episode, **shown, detail=one_line(episode.detail), agent_metrics=metrics)
     if episode.reading == Reading.PASS:
@@ -153,7 +154,8 @@ def _read_ended(record: Any) -> Ended:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a number that a float can hold; an integer of JSON may have thousands of digits."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def failing_tests(eval_report: Any) -> list[str]:

@@ -11,9 +11,9 @@ Read are, as Miles main writes them:
   (miles/backends/training_utils/log_utils.py), with whatever ray puts before them.
 
 A pickle can run code when it is opened. Here it cannot: every class and function that it names becomes an empty shell.
+One that was made to do harm can still take all memory or crash the command: read dumps of people you trust.
 """
 
-import math
 import pickle
 import re
 import statistics
@@ -34,8 +34,11 @@ _KEPT = "rollout/nemo_gym/kept_groups"
 _REWARD = "rollout/raw_reward"
 _EVAL = re.compile(r"eval/nemo_gym/(.+)/mean_over_verdicts")
 
-_LOGGED = re.compile(r"(?:perf|rollout|eval) (\d+): \{(.*)\}\s*$")
-_NUMBER = re.compile(r"'([^']{1,200})': (?:np\.\w+\()?(-?\d[\d.]*(?:e[+-]?\d+)?)\b", re.IGNORECASE)
+FOLDERS = ("events", "rollout_data")
+_MOST = 10**12  # what no reward and no count reaches
+
+_LOGGED = re.compile(r"(?:perf|rollout|eval) (\d{1,9}): \{")
+_NUMBER = re.compile(r"'([^']{1,200})': (?:np\.\w+\()?(-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?![\w.])", re.IGNORECASE)
 
 
 @dataclass
@@ -127,7 +130,7 @@ def read_run(path: Path) -> Run:
 
 def _add(run: Run, number: int, logged: Mapping[str, Any]) -> None:
     for name, value in logged.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not _is_known(value):
             continue
         if match := _EVAL.fullmatch(name):
             run.evals.setdefault(one_line(match[1], limit=40), {})[number] = float(value)
@@ -137,12 +140,19 @@ def _add(run: Run, number: int, logged: Mapping[str, Any]) -> None:
         step = run.steps.setdefault(number, Step())
         if name == _REWARD:
             step.reward = float(value)
+        elif value < 0:
+            continue
         elif name == _KEPT:
             step.kept = float(value)
         elif name.startswith(_STATUS):
             step.statuses[one_line(name.removeprefix(_STATUS), limit=40)] = float(value)
         else:
             step.dropped[one_line(name.removeprefix(_DROP), limit=60)] = float(value)
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a value is a number that can be counted with and drawn; an integer may have hundreds of digits."""
+    return isinstance(value, (int, float)) and abs(value) <= _MOST
 
 
 # --- events and logs --------------------------------------------------------------
@@ -154,7 +164,7 @@ def _metrics_of_events(folder: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             metrics = event.get("metrics") if isinstance(event, dict) and event.get("type") == "metric" else None
             if isinstance(metrics, dict):
                 number = metrics.get("rollout/step", metrics.get("eval/step"))
-                if isinstance(number, int) and not isinstance(number, bool):
+                if isinstance(number, int) and not isinstance(number, bool) and _is_known(number):
                     yield number, metrics
 
 
@@ -162,8 +172,9 @@ def _metrics_of_log(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
-                if match := _LOGGED.search(line):
-                    yield int(match[1]), {name: float(value) for name, value in _NUMBER.findall(match[2])}
+                # Apart from the search: a pattern that reaches to the end of the line takes time by its square.
+                if line.rstrip().endswith("}") and (match := _LOGGED.search(line)):
+                    yield int(match[1]), {name: float(value) for name, value in _NUMBER.findall(line, match.end())}
     except OSError as error:
         raise DataError(f"expected to read {path}, found: {error.strerror}") from None
 
@@ -173,17 +184,18 @@ def _metrics_of_log(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _sample_files(dump: Path) -> list[tuple[int, Path]]:
     files = [(int(file.stem), file) for file in dump.glob("rollout_data/*.pt") if file.stem.isdecimal()]
-    return sorted(files)
+    return sorted((number, file) for number, file in files if _is_known(number))
 
 
 def _add_samples(step: Step, file: Path) -> None:
     samples = [sample for sample in _read_samples(file) if isinstance(sample, dict)]
     rewards = [sample.get("reward") for sample in samples]
-    known = [float(reward) for reward in rewards if isinstance(reward, (int, float)) and math.isfinite(reward)]
+    known = [float(reward) for reward in rewards if _is_known(reward)]
     if known:
         step.reward = statistics.fmean(known)
     if step.kept is None:
-        step.kept = float(len({sample.get("group_index") for sample in samples} - {None}))
+        groups = (sample.get("group_index") for sample in samples)
+        step.kept = float(len({group for group in groups if isinstance(group, int)}))
     if not step.statuses:
         statuses: defaultdict[str, float] = defaultdict(float)
         for sample in samples:
@@ -195,6 +207,8 @@ def _add_samples(step: Step, file: Path) -> None:
 
 def _read_samples(file: Path) -> list[Any]:
     """The samples of one rollout as plain values; nothing in the file is run.
+
+    Memory and time have no limit: a file that was made for it can exhaust them, or crash the interpreter.
 
     Raises:
         DataError: it is no such file, or is still being written.

@@ -270,6 +270,8 @@ def read_record(record: Any) -> Episode:
             raise ValueError(f"expected an episode, found one without {name!r}")
         if not isinstance(record[name], types) or isinstance(record[name], bool):
             raise ValueError(f"expected {name!r} of an episode, found {record[name]!r}"[:200])
+    if record["attempt"] < 1:
+        raise ValueError(f"expected 'attempt' of an episode to be at least 1, found {record['attempt']}"[:200])
     status = record["exit_status"]
     if status not in EXIT_STATUSES or record["kind"] not in KINDS:
         raise ValueError(f"expected an episode, found one of kind {record['kind']!r} that ended as {status!r}")

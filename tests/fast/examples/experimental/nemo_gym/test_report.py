@@ -15,11 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from file_writer import replacing
 from report import app
+from row_reader import DataError
 from typer.testing import CliRunner
 
 from . import EXAMPLE_DIR
-from .made_runs import write_events, write_run
+from .made_runs import sample, write_events, write_run, write_samples
 from .made_scans import make_scans, record, report_of, write_lines
 
 COMMAND = [sys.executable, str(EXAMPLE_DIR / "report.py")]
@@ -185,6 +187,8 @@ def test_nothing_that_a_server_sent_becomes_markup_or_steers_the_terminal(tmp_pa
         (["good.jsonl", "--solve-rate", "2:1"], "expected --solve-rate to be two shares in order"),
         (["text.log"], "expected lines `perf <number>: {...}` with rollouts in text.log, found none"),
         (["."], "expected events/*.jsonl or rollout_data/*.pt of --dump-details with rollouts in ., found none"),
+        (["n" * 300], f"expected to read {'n' * 300}, found: File name too long"),
+        (["good.jsonl", "-o", "/dev/null"], "expected --output to be a file, found /dev/null, which is none"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, report, arguments, said):
@@ -264,10 +268,83 @@ def test_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path, report):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "scan.jsonl", "warm.html"]
 
 
-def test_ctrl_c_ends_with_130(tmp_path, report):
+@pytest.mark.parametrize("output", ["dump/events/rollout_manager.jsonl", "dump/rollout_data/0.pt", "link/new.html"])
+def test_the_page_is_not_written_among_the_files_of_a_dump(tmp_path, report, output):
+    dump = write_run(tmp_path / "dump", steps=2)
+    write_samples(dump, 0, [sample(0, 1.0)])
+    (tmp_path / "link").symlink_to(dump / "events")
+    before = {path: path.read_bytes() for path in dump.glob("*/*")}
+    done = report("dump", "-o", output)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: expected --output to be outside what is read of dump, found {output}")
+    assert {path: path.read_bytes() for path in dump.glob("*/*")} == before
+    assert report("dump", "-o", "dump/report.html").returncode == 0 and (dump / "report.html").is_file()
+
+
+def test_a_link_to_the_page_stays_a_link(tmp_path, report):
+    write_lines(tmp_path / "scan.jsonl", [record()])
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "report.html").symlink_to("pages/today.html")
+    for _ in range(2):
+        assert report("scan.jsonl", "-o", "report.html").returncode == 0
+        assert os.readlink(tmp_path / "report.html") == "pages/today.html"
+        assert os.listdir(tmp_path / "pages") == ["today.html"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_only_a_file_is_replaced(tmp_path, make):
+    make(tmp_path / "there")
+    (tmp_path / "link").symlink_to("there")
+    before = os.stat(tmp_path / "there")
+    with pytest.raises(DataError, match="expected --output to be a file, found .*link, which is none"):
+        with replacing(tmp_path / "link"):
+            pytest.fail("opened")
+    assert os.path.samestat(os.stat(tmp_path / "link"), before) and len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("reader, returncode, said", [("gone", 0, ""), ("full", 2, "No space left on device")])
+def test_the_page_is_written_where_the_terminal_takes_no_summary(tmp_path, reader, returncode, said):
+    write_lines(tmp_path / "scan.jsonl", [record()])
+    if reader == "full":
+        stdout = os.open("/dev/full", os.O_WRONLY)
+    else:
+        nobody, stdout = os.pipe()
+        os.close(nobody)
+    command = [*COMMAND, "scan.jsonl", "-o", "report.html"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(stdout)
+    assert done.returncode == returncode
+    assert done.stderr == (f"error: expected to print the summary, found: {said}\n" if said else "")
+    assert "The one task is sound" in (tmp_path / "report.html").read_text()
+
+
+def test_a_pipe_as_an_input_is_refused(tmp_path, report):
     os.mkfifo(tmp_path / "scan.jsonl")
-    process = subprocess.Popen([*COMMAND, "scan.jsonl"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    with open(tmp_path / "scan.jsonl", "w"):  # opens as soon as the report reads
+    done = report("scan.jsonl")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: expected scan.jsonl to be a file or a folder, found neither")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"perf 0: {{'rollout/nemo_gym/exit_status/Submitted': {number}, 'rollout/raw_reward': 0.5}}"
+        for number in ("1e300", "-5", "9" * 400)
+    ],
+)
+def test_counts_that_cannot_be_drawn_are_left_out(tmp_path, report, line):
+    (tmp_path / "train.log").write_text(f"{line}\n")
+    done = report("train.log", "-o", "report.html")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("train.log: In 1 step the mean reward is 0.500.\n")
+
+
+def test_ctrl_c_ends_with_130(tmp_path, report):
+    fifo = tmp_path / "dump/events/a.jsonl"
+    fifo.parent.mkdir(parents=True)
+    os.mkfifo(fifo)
+    process = subprocess.Popen([*COMMAND, "dump"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    with open(fifo, "w"):  # opens as soon as the report reads
         time.sleep(0.5)  # reading, not only about to: a signal that comes between the two is not seen
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)

@@ -89,6 +89,9 @@ def test_a_file_that_is_not_there_is_said(tmp_path):
         ({**record(), "reward": None}, "found Submitted with reward None"),
         ({**record(), "seconds": float("nan")}, "expected finite numbers, found nan seconds"),
         ({**record(), "reward": float("inf")}, "expected finite numbers, found 2.0 seconds, reward inf"),
+        ({**record(), "seconds": 10**400}, "expected finite numbers, found 1000"),
+        ({**record(), "reward": 10**400}, "expected finite numbers, found 2.0 seconds, reward 1000"),
+        ({**record(), "attempt": 0}, "expected 'attempt' of an episode to be at least 1, found 0"),
     ],
 )
 def test_lines_of_something_else_are_named(tmp_path, value, said):
@@ -98,6 +101,11 @@ def test_lines_of_something_else_are_named(tmp_path, value, said):
         read_scan(path)
     assert f"{path} line 1: " in str(error.value) and said in str(error.value)
     assert "name results of eval_nemogym_via_api.py" in str(error.value)
+
+
+def test_numbers_too_large_to_count_with_are_left_out(scan_of):
+    scan = scan_of(record(**{**POLICY, "sampling": {"temperature": 10**400}}, agent_metrics={"turns": 10**400}))
+    assert scan.temperature == 0.0 and scan.episodes[0].agent_metrics == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 
 import pytest
 from report_training import Run, Step, is_verdict, read_run, run_figures, run_notes, run_verdict
@@ -123,6 +124,39 @@ def test_names_and_values_of_any_kind_are_tolerated(tmp_path):
     }
     dump = write_events(tmp_path, [{**odd, "rollout/step": 0}, {**odd, "rollout/step": "x"}, {"rollout/step": 1}])
     assert read_run(dump).steps == {0: Step(statuses={r"\x1b[31m": 1.0})}
+
+
+HUGE = 10**400
+
+
+def test_numbers_too_large_to_count_with_are_left_out(tmp_path):
+    counts = {"rollout/nemo_gym/kept_groups": 1e300, "rollout/nemo_gym/exit_status/Submitted": -1.0}
+    logged = {"rollout/raw_reward": HUGE, "rollout/dynamic_filter/drop_x": 2, **counts}
+    dump = write_events(tmp_path, [{**logged, "rollout/step": 0}, {"rollout/raw_reward": 1.0, "rollout/step": HUGE}])
+    write_samples(dump, 0, [sample(0, HUGE), sample([1], 0.5, exit_status="Submitted")])
+    write_samples(dump, "9" * 200, [sample(0, 1.0)])
+    assert read_run(dump).steps == {
+        0: Step(reward=0.5, kept=1.0, dropped={"x": 2.0}, statuses={"unknown": 1.0, "Submitted": 1.0})
+    }
+
+
+def test_numbers_of_a_log_that_are_none_are_left_out(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "perf 1: {'rollout/raw_reward': 1.2.3, 'rollout/nemo_gym/kept_groups': 2.}\n"
+        f"perf {'9' * 5000}: {{'rollout/raw_reward': 1.0}}\n"
+        f"perf 2: {{'rollout/raw_reward': {'9' * 5000}, 'rollout/nemo_gym/kept_groups': 1}}\n"
+    )
+    assert read_run(log).steps == {1: Step(kept=2.0), 2: Step(kept=1.0)}
+
+
+@pytest.mark.parametrize("end", ["", "x", "}"])
+def test_a_log_is_read_in_time_that_grows_with_its_length(tmp_path, end):
+    log = tmp_path / "train.log"
+    log.write_text("perf 1: {" * 40_000 + f"{end}\nperf 2: {{'rollout/raw_reward': 0.5}}\n")
+    started = time.perf_counter()
+    assert read_run(log).rewards == {2: 0.5}
+    assert time.perf_counter() - started < 5
 
 
 # --- what it says -----------------------------------------------------------------
