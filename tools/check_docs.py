@@ -139,8 +139,8 @@ def _site_problems(page: Path, lines: list[Line]) -> Iterator[tuple[int, str]]:
 
 
 def _link_problems(page: Path, tree: Tree, lines: list[Line]) -> Iterator[tuple[int, str]]:
-    prose = "\n".join("" if line.is_code else line.text for line in lines)
-    for found in _LINK.finditer(_SPAN.sub("code", prose)):
+    prose = _SPAN.sub("code", "\n".join("" if line.is_code else line.text for line in lines))
+    for found in _LINK.finditer(prose):
         if problem := _link_problem(page, tree, found[1]):
             yield lines[prose.count("\n", 0, found.start())].number, problem
 

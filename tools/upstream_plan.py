@@ -1,6 +1,7 @@
 """Which file goes to Miles in which pull request, and which stays here: tools/upstream/slices.yaml, read and checked."""
 
 import fnmatch
+import os
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,9 @@ import yaml
 
 PLAN = Path("tools/upstream/slices.yaml")
 PREFIX = "nemo-gym"
+
+# With these git works on the repository that they name, wherever it is called.
+GIT_PLACES = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"})
 
 
 class RefusedError(Exception):
@@ -117,7 +121,8 @@ class Plan:
 def repository_files(source: Path) -> list[str]:
     """Paths of all files of a repository that are tracked or new, and not ignored."""
     command = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name not in GIT_PLACES}
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     return sorted(path for path in set(listed.split("\0")) if path and (source / path).is_file())
 
 

@@ -16,7 +16,7 @@ that is there already is used again, so that a second run changes nothing. A bra
 left alone.
 
 Exit status: 0 done, or with --check nothing to do; 1 a slice fails its checks or tests, or with --check would change
-something; 2 refused: wrong checkout, wrong settings; 130 interrupted.
+something; 2 refused: wrong checkout, wrong settings; 130 interrupted, 143 terminated.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,17 @@ from typing import Any
 import check_docs
 import upstream_pages
 import yaml
-from upstream_plan import PLAN, PREFIX, Plan, RefusedError, Slice, files_of, plan_problems, repository_files
+from upstream_plan import (
+    GIT_PLACES,
+    PLAN,
+    PREFIX,
+    Plan,
+    RefusedError,
+    Slice,
+    files_of,
+    plan_problems,
+    repository_files,
+)
 
 _ROOT = Path(__file__).resolve().parents[1]
 _EXAMPLE = "examples/experimental/nemo-gym/"
@@ -76,9 +87,10 @@ def check_checkout(checkout: Path, base: str) -> str:
         raise RefusedError(f"expected a checkout of Miles, found {str(checkout)!r}: {clone}")
     try:
         top = Path(_git(checkout, "rev-parse", "--show-toplevel").strip())
-    except subprocess.CalledProcessError:
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr.splitlines() or ["no message"])[0]
         raise RefusedError(
-            f"expected a git checkout of Miles, found no git repository in {checkout}: {clone}"
+            f"expected a git checkout of Miles, found no git repository that git opens in {checkout} ({said}): {clone}"
         ) from None
     if top.resolve() != checkout.resolve():
         raise RefusedError(f"expected the top folder of a checkout of Miles, found {checkout}, which is inside {top}")
@@ -124,12 +136,8 @@ def clone_of(checkout: Path) -> Iterator[Path]:
     """A clone that shares the checkout's objects, in a temporary folder that ends with the block."""
     with tempfile.TemporaryDirectory(prefix="upstream-pr-") as folder:
         clone = Path(folder) / "miles"
-        subprocess.run(
-            ["git", "clone", "--quiet", "--shared", "--no-checkout", str(checkout), str(clone)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        options = ["--quiet", "--shared", "--no-checkout", "--origin", "origin"]
+        _git(Path(folder), "clone", *options, str(checkout.absolute()), str(clone))
         _git(clone, "config", "commit.gpgsign", "false")  # a signature would make each run's commit another one
         yield clone
 
@@ -462,7 +470,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def _environment() -> dict[str, str]:
     """Without what would tie a child to this repository: git's own variables, the module path, settings of make."""
-    tied = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    tied = {*GIT_PLACES, "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     kept = {name: value for name, value in os.environ.items() if name not in tied and not name.startswith("NEMO_GYM_")}
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "GIT_OPTIONAL_LOCKS": "0", **_identity}
 
@@ -541,7 +549,7 @@ def make_branch(
 def _write_texts(output: Path, branch: str, texts: list[str]) -> None:
     output.mkdir(parents=True, exist_ok=True)
     path = output / f"{branch}.md"
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text("\n".join(texts))
     partial.replace(path)
     print(f"the pull request's text: {path}")
@@ -572,6 +580,7 @@ def main() -> int:
     parser.add_argument("--seen", action="store_true", help="print the plan's block of Miles' files as they are there")
     parser.add_argument("--output", type=Path, default=_ROOT / "outputs/upstream", help="folder for the texts")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     checkout = Path(options.checkout).absolute()
     try:
         if options.seen:

@@ -117,6 +117,13 @@ def test_links_of_a_page_that_lead_nowhere(tree, link, said):
     assert problems(tree, "docs/guide/page.md", f"{FRONT}[a\nlink]({link})") == [said]
 
 
+def test_a_link_behind_code_that_is_longer_or_shorter_has_its_own_line(tree):
+    code = "`a`\n" * 8 + "`a long piece of code in this line`\n" * 3
+    said = problems(tree, "docs/guide/page.md", f"{FRONT}{code}[a](/guide/none)\n\n\n[b](/guide/void)\n`{'c' * 99}`")
+    first = FRONT.count("\n") + 12
+    assert [problem.partition(":")[0] for problem in said] == [str(first), str(first + 3)]
+
+
 def test_links_of_a_readme_are_relative_to_it(tree):
     good = "[up](../../../README.md#two-words-or-three) [folder](configs/) [here](#example)\n"
     assert problems(tree, f"{EXAMPLE}/README.md", f"# Example\n\n{good}") == []

@@ -1,6 +1,7 @@
 """make upstream-pr on a Miles-shaped checkout and a repository of a few files, both made here, with real git."""
 
 import ast
+import contextlib
 import copy
 import functools
 import hashlib
@@ -265,6 +266,29 @@ def test_a_second_run_changes_nothing(run, miles, capsys):
     assert capsys.readouterr().out.count("is up to date") == 2
 
 
+def test_settings_of_git_change_nothing(run, miles, tmp_path, monkeypatch, capsys):
+    settings = tmp_path / "gitconfig"
+    settings.write_text("[clone]\n\tdefaultRemoteName = upstream\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    run(1)
+    time.sleep(1.1)  # a new commit would have another second, and so another name
+    assert run(1, check=True) == 0
+    assert "is up to date" in capsys.readouterr().out
+
+
+def test_gits_own_variables_lead_nowhere_else(run, source, miles, tmp_path, monkeypatch):
+    other = make_repository(tmp_path / "other", {"stray.txt": ""})
+    before = state(other)
+    with monkeypatch.context() as set_here:
+        set_here.setenv("GIT_DIR", str(other / ".git"))
+        set_here.setenv("GIT_WORK_TREE", str(other))
+        files = upstream_plan.repository_files(source)
+        assert run(1) == 0
+    assert files == upstream_plan.repository_files(source)
+    assert f"{EXAMPLE}/connector.py" in changed_files(miles, "nemo-gym-1-contract")
+    assert state(other) == before
+
+
 def test_check_says_what_would_change_and_changes_nothing(run, miles, capsys):
     before = state(miles)
     assert run(1, check=True) == 1
@@ -388,6 +412,15 @@ def test_a_checkout_that_is_not_clean_miles_is_refused_and_left_alone(run, miles
     with pytest.raises(RefusedError, match=_literally(said)):
         run(1)
     assert state(miles) == before
+
+
+def test_what_git_says_of_a_checkout_that_it_does_not_open_is_told(miles, tmp_path, monkeypatch):
+    # As if the checkout were somebody else's; settings of this machine could allow that.
+    settings = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1", "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RefusedError, match="dubious ownership in repository at"):
+        upstream_pr.check_checkout(miles, "HEAD")
 
 
 def test_a_folder_inside_a_checkout_is_refused(run, miles):
@@ -518,7 +551,47 @@ def test_a_killed_run_leaves_the_checkout_as_it_was(source, miles, tmp_path):
     assert state(miles) == before
 
 
+def test_a_terminated_run_leaves_no_process_and_no_folder(source, miles, tmp_path):
+    reached, temporary = tmp_path / "reached", tmp_path / "temporary"
+    temporary.mkdir()
+    (source / TESTS / "test_connector.py").write_text(
+        "import os, pathlib, time\n\n\ndef test_long():\n"
+        f"    pathlib.Path({str(reached) + '.part'!r}).write_text(str(os.getpid()))\n"
+        f"    os.rename({str(reached) + '.part'!r}, {str(reached)!r})\n    time.sleep(60)\n"
+    )
+    code = (
+        f"import sys, pathlib; sys.path.insert(0, {str(ROOT / 'tools')!r}); import upstream_pr\n"
+        f"upstream_pr._ROOT = pathlib.Path({str(source)!r})\n"
+        f"sys.argv[1:] = [{str(miles)!r}, '--slice', '1', '--output', {str(tmp_path / 'texts')!r}]\n"
+        "sys.exit(upstream_pr.main())"
+    )
+    ended = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)})
+    try:
+        deadline = time.monotonic() + 60
+        while not reached.exists():
+            assert time.monotonic() < deadline and ended.poll() is None
+            time.sleep(0.02)
+        ended.terminate()
+        assert ended.wait(timeout=30) == 143
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(reached.read_text()), 0)
+        assert list(temporary.glob("upstream-pr-*")) == []
+    finally:
+        ended.kill()
+        ended.wait()
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(reached.read_text()), signal.SIGKILL)
+
+
 # --- what a pull request says -----------------------------------------------------
+
+
+def test_runs_of_the_same_slice_do_not_share_a_file(tmp_path):
+    others = tmp_path / "nemo-gym-1-contract.partial"
+    others.write_text("of another run")
+    upstream_pr._write_texts(tmp_path, "nemo-gym-1-contract", ["text"])
+    assert (tmp_path / "nemo-gym-1-contract.md").read_text() == "text"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nemo-gym-1-contract.md", others.name]
 
 
 def test_the_text_has_size_tests_and_status(run, miles, tmp_path):

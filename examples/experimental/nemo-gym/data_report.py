@@ -11,7 +11,7 @@ import task_selection
 
 LEFT_OUT = {
     **swebench_rows.REASONS,
-    "no_input": "a NeMo Gym row without input, or one that is not JSON",
+    "no_input": "a NeMo Gym row without input, with settings that cannot be read, or one that is not JSON",
     "duplicate": "an earlier row has the same id, case aside",
     **task_selection.REASONS,
 }

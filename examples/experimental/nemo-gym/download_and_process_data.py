@@ -252,7 +252,7 @@ class Conversion:
         if reason is not None:
             self.report.leave_out(reason, example=_plain(shown_id) or place)
             if reason == "no_eval_spec" and not swebench_rows.is_known_repository(task.get("repo")):
-                self.report.unknown_repositories[_plain(task.get("repo")) or "(no name)"] += 1
+                self.report.unknown_repositories[_shown(task.get("repo"))] += 1
             return None
         self._count_kept(task, instance)
         return prompt_row(task)
@@ -271,7 +271,8 @@ class Conversion:
             self.report.leave_out("no_input", example=place)
             return None
         metadata = row_metadata(row, misread=swebench_rows.REMOVED_FIELDS)
-        self.report.written[agent_name_of(row) or "without agent_ref", self._split_of(row)] += 1
+        agent = agent_name_of(row)
+        self.report.written[_shown(agent) if agent else "without agent_ref", _shown(self._split_of(row))] += 1
         self.report.set_aside.update(metadata.get(SET_ASIDE, {}).keys())
         return {"prompt": prompt_of(row), "metadata": metadata}
 
@@ -309,7 +310,7 @@ class Conversion:
     def _count_kept(self, task: dict[str, Any], instance: Mapping[str, Any]) -> None:
         instance_id = task["instance_id"]
         self._kept_ids.add(instance_id)
-        self.report.written[task["subset"], task["split"]] += 1
+        self.report.written[task["subset"], _shown(task["split"])] += 1
         self.report.removed.update(swebench_rows.REMOVED_FIELDS & instance.keys())
         ungradable = ungradable_reason(task) if self._keep_ungradable else None
         if ungradable is not None:
@@ -323,6 +324,10 @@ class Conversion:
 def _plain(name: Any) -> str | None:
     """A name as it may be shown, which a terminal does not take for a command; None for anything else."""
     return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_SHOWN else None
+
+
+def _shown(name: Any) -> str:
+    return _plain(name) or "(no name)"
 
 
 def _instance(row: Any, *, place: str) -> Mapping[str, Any]:

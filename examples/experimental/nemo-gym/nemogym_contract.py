@@ -254,6 +254,7 @@ _DEFAULT_SPLIT = "train"
 
 # instance_id and subset become folder names on the server, which does not check them.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
 
 
 def build_responses_create_params(request_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -312,7 +313,8 @@ def build_run_request(
         policy_api_key: bearer token for it.
 
     Raises:
-        ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name; or a field is not JSON.
+        ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name; ``image_name`` names no image; or a
+            field is not JSON.
     """
     instance_id, subset = _checked_names(row)
     task = {key: value for key, value in row.items() if key not in NOT_FORWARDED}
@@ -355,14 +357,22 @@ def image_name(row: Mapping[str, Any]) -> str:
         row: see ``build_run_request``.
 
     Raises:
-        ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name.
+        ValueError: ``instance_id`` is missing or, like ``subset``, no safe folder name; or ``image_name`` names no image.
     """
     instance_id, subset = _checked_names(row)
     return _image(row, instance_id=instance_id, subset=subset)
 
 
 def _image(row: Mapping[str, Any], *, instance_id: str, subset: str) -> str:
-    return str(row.get("image_name") or _default_image(instance_id, subset))
+    image = row.get("image_name")
+    if image is None or image == "":
+        return _default_image(instance_id, subset)
+    if not isinstance(image, str) or not _IMAGE_NAME.fullmatch(image):
+        raise ValueError(
+            "expected image_name to be a docker image: letters, digits, '.', '_', '-', '/', ':', '@', a letter or digit "
+            f"first, found {image!r}"
+        )
+    return image
 
 
 def _default_image(instance_id: str, subset: str) -> str:

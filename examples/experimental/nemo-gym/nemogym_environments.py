@@ -32,6 +32,7 @@ _NUMBERING = re.compile(r"_ng_.*")
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9.-]")
 _SESSION_PATH = re.compile(r"/sessions/([A-Za-z0-9-]+)/v1")
 _LONGEST_ROLLOUT_ID = 230  # NeMo Gym makes a file name of it
+_LONGEST_SHOWN = 200
 
 
 # --- rows -----------------------------------------------------------------------
@@ -96,14 +97,15 @@ def build_environment_request(row: Mapping[str, Any], request_kwargs: Mapping[st
         request_kwargs: sampling settings, chat-completions names; see ``build_responses_create_params``.
 
     Raises:
-        ValueError: there is no input, or a field is not JSON.
+        ValueError: there is no input, ``metadata`` or what was set aside has another form, or a field is not JSON.
     """
     if not is_environment_row(row):
         raise ValueError("expected a NeMo Gym row, found one without responses_create_params")
     own = row["responses_create_params"]
     if not isinstance(own.get("input"), (str, list)):
         raise ValueError(f"expected responses_create_params.input to be text or messages, found {own.get('input')!r}")
-    fields = {key: value for key, value in row.items() if not is_reserved(key)} | dict(row.get(SET_ASIDE) or {})
+    aside = _object_or_none(row.get(SET_ASIDE), name=SET_ASIDE)
+    fields = {key: value for key, value in row.items() if not is_reserved(key)} | aside
     request = {**fields, "responses_create_params": {**own, **_sampling(own, request_kwargs)}}
     try:
         json.dumps(request, allow_nan=False, ensure_ascii=False).encode()
@@ -116,11 +118,13 @@ def row_metadata(row: Mapping[str, Any], *, misread: Collection[str]) -> dict[st
     """A NeMo Gym row as the metadata of a Miles sample: fields that would be misread there are set aside.
 
     Args:
-        row: as in NeMo Gym's dataset.
+        row: as in NeMo Gym's dataset, or with fields that were set aside before; these stay so.
         misread: names of top-level fields that the trainer or the connector would take for their own.
     """
     aside = {key: value for key, value in row.items() if key in misread and key != "responses_create_params"}
-    metadata = {key: value for key, value in row.items() if key not in aside and not _NUMBERING.fullmatch(key)}
+    dropped = {*aside, SET_ASIDE}
+    metadata = {key: value for key, value in row.items() if key not in dropped and not _NUMBERING.fullmatch(key)}
+    aside = {**(row.get(SET_ASIDE) or {}), **aside}
     return {**metadata, SET_ASIDE: aside} if aside else metadata
 
 
@@ -131,13 +135,37 @@ def is_reserved(key: str) -> bool:
 
 def _sampling(own: Mapping[str, Any], request_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The trainer's settings, those that ride in ``metadata.extra_body`` laid over the row's."""
+    metadata = _object_or_none(own.get("metadata"), name="responses_create_params.metadata")
+    extra_body = _extra_body(metadata.get("extra_body"))
     sampling = build_responses_create_params(request_kwargs)
     del sampling["input"]
     if "metadata" in sampling:
-        metadata = own.get("metadata") or {}
-        extra_body = json.loads(metadata.get("extra_body") or "{}") | json.loads(sampling["metadata"]["extra_body"])
+        extra_body |= json.loads(sampling["metadata"]["extra_body"])
         sampling["metadata"] = {**metadata, "extra_body": json.dumps(extra_body)}
     return sampling
+
+
+def _extra_body(text: Any) -> dict[str, Any]:
+    try:
+        settings = {} if text is None else json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise ValueError(
+            "expected responses_create_params.metadata.extra_body to be JSON text of an object, found "
+            f"{_excerpt(text)}"
+        )
+    return settings
+
+
+def _object_or_none(value: Any, *, name: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"expected {name} to be an object or null, found {_excerpt(value)}")
+    return dict(value or {})
+
+
+def _excerpt(value: Any) -> str:
+    return f"{value!r:.{_LONGEST_SHOWN}}"
 
 
 # --- the way to the policy --------------------------------------------------------
@@ -150,14 +178,18 @@ def way_of_agent(openapi: Any) -> Way:
         openapi: its ``/openapi.json``.
 
     Raises:
-        ValueError: it has no ``/run``.
+        ValueError: it has no ``/run``, or is no description of a server.
     """
     document = openapi if isinstance(openapi, Mapping) else {}
-    if "/run" not in (document.get("paths") or {}):
+    if "/run" not in _part(document, "paths"):
         raise ValueError("expected a NeMo Gym agent server with POST /run, found a server without it")
-    schemas = ((document.get("components") or {}).get("schemas") or {}).values()
-    takes_url = any("policy_base_url" in (schema.get("properties") or {}) for schema in schemas)
-    return "policy_base_url" if takes_url else "session_model"
+    schemas = _part(_part(document, "components"), "schemas")
+    properties = [_part(_part(schemas, name), "properties") for name in schemas]
+    return "policy_base_url" if any("policy_base_url" in one for one in properties) else "session_model"
+
+
+def _part(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return _object_or_none(document.get(name), name=f"{name!r} of its openapi.json")
 
 
 def policy_fields(way: Way, policy_base_url: str) -> dict[str, Any]:
@@ -217,7 +249,7 @@ def find_agent_url(instances: Any, name: str, *, head_url: str) -> str:
         head_url: URL of that head server; it replaces a host that only the server's own machine can reach.
 
     Raises:
-        ValueError: there is no such agent; those that there are are named.
+        ValueError: there is no such agent; those that there are are named. Or its URL is none.
     """
     listed = [item for item in instances if isinstance(item, Mapping)] if isinstance(instances, Sequence) else []
     agents = {
@@ -232,5 +264,5 @@ def find_agent_url(instances: Any, name: str, *, head_url: str) -> str:
     url, head = urlsplit(str(agents[name])), urlsplit(head_url)
     if url.hostname in ("127.0.0.1", "0.0.0.0", "localhost", "::1", "::"):
         host = f"[{head.hostname}]" if ":" in (head.hostname or "") else head.hostname
-        url = url._replace(netloc=f"{host}:{url.port}")
+        url = url._replace(netloc=f"{host}:{url.port}" if url.port is not None else host)
     return url.geturl()

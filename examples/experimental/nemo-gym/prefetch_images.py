@@ -293,7 +293,7 @@ def classify(error: str) -> Failure:
 
 async def run_pull(image: str, *, options: list[str]) -> str | None:
     """Run ``docker pull``; return its last line when it fails, else None."""
-    async with _started("docker", "pull", "--quiet", *options, image) as process:
+    async with _started("docker", "pull", "--quiet", *options, "--", image) as process:
         _, error = await process.communicate()
     lines = error.decode(errors="replace").strip().splitlines()
     return None if process.returncode == 0 else (lines or ["no message"])[-1]

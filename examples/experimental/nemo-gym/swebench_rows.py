@@ -27,7 +27,7 @@ from typing import Any
 from nemogym_contract import NOT_FORWARDED, build_run_request, parse_literal
 
 REASONS: dict[str, str] = {
-    "not_json": "a field has no JSON form: NaN, infinite, bytes or broken Unicode",
+    "not_json": "a field has no JSON form: NaN, infinite, bytes or broken Unicode; or image_name names no image",
     "instance_id": "the id is missing, or no name that the server can call a folder",
     "subset": "the subset is no name that the server can call a folder",
     "problem_statement": "there is no problem statement to give to the agent",

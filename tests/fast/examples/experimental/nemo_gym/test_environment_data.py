@@ -6,7 +6,7 @@ import sys
 
 import aiohttp
 import pytest
-from data_report import NothingLeftError
+from data_report import NothingLeftError, print_written
 from download_and_process_data import convert
 from local_stack import environment_policy
 from local_stack.environment_policy import PLAYERS, find_row, load_rows
@@ -80,6 +80,37 @@ def test_rows_without_input_are_left_out_and_counted(tmp_path):
     assert len(prompts) == 1 and report.left_out["no_input"].rows == 1
     with pytest.raises(NothingLeftError, match="without input"):
         converted(tmp_path, empty)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"nemo_gym_fields": 5},
+        {"nemo_gym_fields": [["a", 1]]},
+        {"responses_create_params": {"input": "2 + 2?", "metadata": "text"}},
+        {"responses_create_params": {"input": "2 + 2?", "metadata": {"extra_body": "[1]"}}},
+    ],
+)
+def test_rows_that_cannot_be_sent_are_left_out_and_counted(tmp_path, fields):
+    prompts, report = converted(tmp_path, {**ROW, **fields}, {**ROW, "nemo_gym_fields": None})
+    assert [prompt["metadata"] for prompt in prompts] == [ROW]
+    assert report.left_out["no_input"].rows == 1
+
+
+def test_what_was_set_aside_before_is_sent_after_a_second_conversion(tmp_path):
+    row = {**ROW, "nemo_gym_fields": {"reward": 5}, "exit_status": "x"}
+    (prompt,), _ = converted(tmp_path, row)
+    assert build_environment_request(prompt["metadata"], {}) == {**ROW, "reward": 5, "exit_status": "x"}
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "long" * 100, "\u202e"])
+def test_names_that_would_steer_a_terminal_are_not_shown(tmp_path, capsys, name):
+    rows = [{**ROW, "agent_ref": {"name": name}}, {**ROW, "split": name}]
+    _, report = converted(tmp_path, *rows)
+    print_written(report, tmp_path / "prompts.jsonl", tmp_path / "report.json", seconds=1.0)
+    said = capsys.readouterr().out
+    assert name not in said and "1 of subset (no name), split test" in said
+    assert "1 of subset blackjack_agent, split (no name)" in said
 
 
 def test_both_kinds_of_rows_may_be_in_one_file(tmp_path):

@@ -32,7 +32,7 @@ def decoded(rollout_id, *allowed):
         ("[::1]", ":30000", "[::1]:30000"),
         ("[fd00::a:1]", ":65535", "[FD00:0:0::A:1]:65535"),
         ("[fe80::1%eth0]", ":30000", "[fe80::1%eth0]:30000"),
-        ("münchen.example", ":30000", "münchen.example:30000"),
+        ("xn--mnchen-3ya.example", ":30000", "XN--mnchen-3ya.example:30000"),
         ("127.0.0.1", "", "127.0.0.1:80"),
     ],
 )
@@ -40,6 +40,15 @@ def test_every_host_survives(host, port, allowed):
     rollout_id = rollout_id_of(f"http://{host}{port}/sessions/{NAME}/v1")
     assert ACCEPTED_BY_NEMO_GYM.fullmatch(rollout_id)
     assert decoded(rollout_id, allowed).base_url == f"http://{host}{port or ':80'}/sessions/{NAME}/v1"
+
+
+@pytest.mark.parametrize(
+    "written, allowed",
+    [("TRAINER.", "trainer"), ("trainer", "Trainer."), ("fd00_3a0_3a_3aA_3a1", "[fd00::a:1]")],
+)
+def test_the_host_that_is_called_is_the_one_that_was_compared(written, allowed):
+    session = decoded(f"http__{written}__30000__{NAME}", f"{allowed}:30000")
+    assert session.base_url == f"http://{allowed.lower().rstrip('.')}:30000/sessions/{NAME}/v1"
 
 
 def test_https_and_its_port_survive():
@@ -102,6 +111,8 @@ def test_host_and_port_have_to_be_allowed(rollout_id, allowed):
         f"http__user_40host__30000__{NAME}",
         f"http__10.0.0.5_3a30000__30000__{NAME}",
         f"http__a_00b__30000__{NAME}",
+        f"http__m_c3_bcnchen__30000__{NAME}",
+        f"http___e2_84_aaube__30000__{NAME}",
         f"http__10.0.0.5__30000__{NAME}\n",
         f"file__10.0.0.5__30000__{NAME}",
     ],
@@ -118,7 +129,18 @@ def test_a_call_without_an_id_is_told_what_to_set():
 
 @pytest.mark.parametrize(
     "entry",
-    ["10.0.0.5", "10.0.0.5:", ":30000", "::1:30000", "10.0.0.5:0", "10.0.0.5:70000", "10.0.0.5:3-2", "a/b:1", "*:1"],
+    [
+        "10.0.0.5",
+        "10.0.0.5:",
+        ":30000",
+        "::1:30000",
+        "10.0.0.5:0",
+        "10.0.0.5:70000",
+        "10.0.0.5:3-2",
+        "a/b:1",
+        "*:1",
+        "münchen:1",
+    ],
 )
 def test_an_entry_of_another_form_is_refused_when_the_server_starts(entry):
     with pytest.raises(ValueError, match="allowed_sessions: expected host:port"):

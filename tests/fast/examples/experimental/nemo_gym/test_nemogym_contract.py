@@ -200,6 +200,20 @@ def test_image_is_explicit_and_follows_the_original_subset(fields, image):
     assert request["instance_id"] == "django__django-1"
 
 
+@pytest.mark.parametrize("value", ["-h", "--all-tags", ["x"], 7, False, "a\0b", "a b", "a\n", "bücher/a:1", "$(a)"])
+def test_an_image_that_docker_could_take_for_something_else_is_refused(value):
+    row = {**ROW, "image_name": value}
+    for name in (_request, contract.image_name):
+        with pytest.raises(ValueError, match="expected image_name to be") as raised:
+            name(row)
+        assert repr(value) in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["debian", "Registry.example:5000/a/b_c-d.e:1", f"a/b@sha256:{'0' * 64}"])
+def test_an_image_of_the_row_is_sent_as_it_is(value):
+    assert _request({**ROW, "image_name": value})["image_name"] == value
+
+
 @pytest.mark.parametrize("field", ["image_name", "problem_statement", "hints"])
 def test_text_that_is_not_unicode_is_refused(field):
     with pytest.raises(ValueError, match=field):

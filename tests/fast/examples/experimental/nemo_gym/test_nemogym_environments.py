@@ -91,6 +91,50 @@ def test_a_row_that_cannot_be_sent_is_told(row, expected):
         build_environment_request(row, {})
 
 
+@pytest.mark.parametrize("request_kwargs", [{}, {"top_k": 20}])
+@pytest.mark.parametrize(
+    "metadata, expected",
+    [
+        ("text", "metadata to be an object or null, found 'text'"),
+        ([], r"metadata to be an object or null, found \[\]"),
+        ({"extra_body": "[1]"}, r"extra_body to be JSON text of an object, found '\[1\]'"),
+        ({"extra_body": "notjson"}, "extra_body to be JSON text of an object, found 'notjson'"),
+        ({"extra_body": ""}, "extra_body to be JSON text of an object, found ''"),
+        ({"extra_body": 5}, "extra_body to be JSON text of an object, found 5"),
+        ({"extra_body": {"top_k": 1}}, "extra_body to be JSON text of an object, found {'top_k': 1}"),
+    ],
+)
+def test_settings_of_a_row_that_cannot_be_read_are_told_whatever_the_trainer_sets(metadata, expected, request_kwargs):
+    with pytest.raises(ValueError, match=expected):
+        build_environment_request(with_metadata(metadata), request_kwargs)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"extra_body": None}, {"extra_body": "{}"}])
+def test_a_row_may_have_no_settings(metadata):
+    assert build_environment_request(with_metadata(metadata), {}) == with_metadata(metadata)
+    sent = build_environment_request(with_metadata(metadata), {"top_k": 20})["responses_create_params"]["metadata"]
+    assert sent == {"extra_body": '{"top_k": 20}'}
+
+
+def with_metadata(metadata):
+    return {**ROW, "responses_create_params": {"input": "Deal.", "metadata": metadata}}
+
+
+@pytest.mark.parametrize("aside", [5, "text", [["a", 1]], []])
+def test_what_was_set_aside_is_an_object_or_told(aside):
+    with pytest.raises(ValueError, match="expected nemo_gym_fields to be an object or null, found"):
+        build_environment_request({**ROW, "nemo_gym_fields": aside}, {})
+
+
+def test_what_is_set_aside_joins_what_was():
+    row = {**ROW, "nemo_gym_fields": {"reward": 5}, "exit_status": "x"}
+    assert row_metadata(row, misread={"reward", "exit_status"}) == {
+        **ROW,
+        "nemo_gym_fields": {"reward": 5, "exit_status": "x"},
+    }
+    assert row_metadata({**ROW, "nemo_gym_fields": None}, misread={"reward"}) == ROW
+
+
 def test_tasks_are_told_apart_by_id_or_input():
     other = {"responses_create_params": {"input": "another"}}
     assert task_key({"instance_id": 5, **ROW}) == "5"
@@ -112,6 +156,22 @@ def test_the_schema_tells_the_way():
 @pytest.mark.parametrize("document", [None, [], {}, {"paths": {"/v1/responses": {}}}])
 def test_a_server_without_run_is_no_agent(document):
     with pytest.raises(ValueError, match="POST /run"):
+        way_of_agent(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"paths": 5},
+        {"paths": "/run"},
+        {"paths": {"/run": {}}, "components": [1]},
+        {"paths": {"/run": {}}, "components": {"schemas": [{}]}},
+        {"paths": {"/run": {}}, "components": {"schemas": {"A": 5}}},
+        {"paths": {"/run": {}}, "components": {"schemas": {"A": {"properties": 5}}}},
+    ],
+)
+def test_a_description_of_another_form_is_told(document):
+    with pytest.raises(ValueError, match="of its openapi.json to be an object or null, found"):
         way_of_agent(document)
 
 
@@ -142,6 +202,11 @@ INSTANCES = [
 )
 def test_an_agent_is_found_by_name(name, head_url, expected):
     assert find_agent_url(INSTANCES, name, head_url=head_url) == expected
+
+
+def test_an_agent_without_a_port_has_that_of_its_scheme():
+    listed = [{"process_name": "a", "server_type": "responses_api_agents", "url": "http://127.0.0.1/agent"}]
+    assert find_agent_url(listed, "a", head_url="http://gym:11000") == "http://gym/agent"
 
 
 @pytest.mark.parametrize("name", ["policy_model", "starting", "blackjack"])

@@ -46,6 +46,8 @@ def test_images_are_those_that_the_connector_asks_for_each_once(rows):
         ([{"prompt": "x"}], "line 1: expected a SWE-bench row"),
         ([{"instance_id": "../x"}], "line 1"),
         (["3"], "line 1"),
+        ([{"instance_id": "a-1", "image_name": "--all-tags"}], "line 1: expected image_name to be"),
+        ([{"instance_id": "a-1", "image_name": "\ud800"}], "line 1: expected image_name to be"),
     ],
 )
 def test_a_file_that_names_no_tasks_is_refused(rows, content, message):
@@ -147,4 +149,4 @@ def test_an_engine_of_another_kind_is_warned_of_and_asked_for_x86_64_images(rows
     assert done.returncode == 0, done.stderr
     assert ("the engine is aarch64: it has to emulate them" in done.stderr) == (architecture == "aarch64")
     assert "the engine's disk is not on this machine" in done.stderr
-    assert (tmp_path / "log").read_text().splitlines()[-1] == f"pull --quiet {options}own:1"
+    assert (tmp_path / "log").read_text().splitlines()[-1] == f"pull --quiet {options}-- own:1"

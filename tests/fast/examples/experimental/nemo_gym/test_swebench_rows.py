@@ -238,6 +238,7 @@ def test_a_task_that_can_be_graded():
         ("subset", {"subset": "../up"}),
         ("subset", {"subset": 3}),
         ("not_json", {"extra": float("nan")}),
+        ("not_json", {"image_name": "--all-tags"}),
         ("problem_statement", {"problem_statement": None}),
         ("problem_statement", {"problem_statement": " \n"}),
         ("problem_statement", {"problem_statement": ["text"]}),

@@ -36,7 +36,7 @@ class Session:
 
     Attributes:
         scheme: http or https.
-        host: name or address, IPv6 without brackets.
+        host: name or address as the allow-list compares it: lower-case ASCII, IPv6 shortened and without brackets.
         port: TCP port.
         name: its id on the session server.
     """
@@ -57,7 +57,7 @@ class AllowList:
 
     Args:
         entries: ``host:port`` or ``host:first-last``, an IPv6 address in brackets. A name is compared as it is written,
-            case aside, and never resolved.
+            case and a dot at its end aside, and never resolved; one beyond ASCII has to be in its ``xn--`` form.
 
     Raises:
         ValueError: an entry is not of that form, or there is none.
@@ -101,11 +101,11 @@ def session_of(rollout_id: str | None, allowed: AllowList) -> Session:
             "expected a rollout id that names a Miles session, <scheme>__<host>__<port>__<session>, found "
             f"{rollout_id[:200]!r}: this model server is for episodes of the Miles connector only"
         )
-    session = Session(scheme=match["scheme"], host=host, port=int(match["port"]), name=match["session"])
+    session = Session(scheme=match["scheme"], host=_normal_host(host), port=int(match["port"]), name=match["session"])
     if session not in allowed:
         raise SessionRefused(
-            f"expected a session of {allowed}, found {_bracketed(host)}:{session.port}: add it to allowed_sessions of this "
-            "model server if that is where the trainer's session server listens"
+            f"expected a session of {allowed}, found {_bracketed(session.host)}:{session.port}: add it to allowed_sessions "
+            "of this model server if that is where the trainer's session server listens"
         )
     return session
 
@@ -150,7 +150,7 @@ def _unescaped(text: str) -> str:
 
 def _is_host(host: str) -> bool:
     """Whether it stays a host inside a URL."""
-    return _address(host) is not None or re.fullmatch(r"[^\W_](?:[\w.-]*\w)?\.?", host) is not None
+    return _address(host) is not None or re.fullmatch(r"[^\W_](?:[\w.-]*\w)?\.?", host, re.ASCII) is not None
 
 
 def _normal_host(host: str) -> str:
