@@ -124,7 +124,7 @@ def row_metadata(row: Mapping[str, Any], *, misread: Collection[str]) -> dict[st
     aside = {key: value for key, value in row.items() if key in misread and key != "responses_create_params"}
     dropped = {*aside, SET_ASIDE}
     metadata = {key: value for key, value in row.items() if key not in dropped and not _NUMBERING.fullmatch(key)}
-    aside = {**(row.get(SET_ASIDE) or {}), **aside}
+    aside = {**aside, **(row.get(SET_ASIDE) or {})}
     return {**metadata, SET_ASIDE: aside} if aside else metadata
 
 
