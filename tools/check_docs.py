@@ -207,12 +207,19 @@ def _is_there(path: str, page: Path, tree: Tree) -> bool:
     places = (tree.root, page.parent, tree.example)
     if any(glob.glob(str(place / path)) for place in places):
         return True
-    if path in _FOREIGN:
+    if path in _FOREIGN or path.startswith(_made_folders(tree)):
         return True
     first, rest, _ = path.partition("/")
     if not rest:
         return path.endswith((".yaml", ".yml", ".toml", ".in")) and "*" not in path
     return not any((place / first).is_dir() for place in places)
+
+
+def _made_folders(tree: Tree) -> tuple[str, ...]:
+    """Folders that commands make at the root, such as ``outputs/``: those that .gitignore names."""
+    ignored = tree.root / ".gitignore"
+    lines = ignored.read_text().splitlines() if ignored.is_file() else []
+    return tuple(line[1:] for line in lines if line.startswith("/") and line.endswith("/") and "*" not in line)
 
 
 # --- navigation -----------------------------------------------------------------

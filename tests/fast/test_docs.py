@@ -190,6 +190,12 @@ def test_paths_and_targets_that_are_there_or_of_others(tree, code):
     assert problems(tree, "README.md", f"# Top\n\n`{code}`\n\n```bash\n{code}\n```\n") == []
 
 
+def test_what_commands_have_made_before_is_not_looked_for(tree):
+    (tree.root / ".gitignore").write_text("/outputs/\n*.pyc\n")
+    (tree.root / "outputs").mkdir()
+    assert problems(tree, "README.md", "# Top\n\nIn `outputs/upstream/` and `outputs/golden.jsonl`.\n") == []
+
+
 @pytest.mark.parametrize(
     "code, said",
     [
