@@ -515,7 +515,7 @@ def test_a_killed_scan_ends_as_an_undisturbed_one(scan, stub, tmp_path):
     results = [{**record, "seconds": 0} for record in _records(output)]
     expected = [{**record, "seconds": 0} for record in _records(tmp_path / "undisturbed.jsonl")]
     assert sorted(map(json.dumps, results)) == sorted(map(json.dumps, expected))
-    assert len(results) == 32 and len(stub.requests) < 32 - 20
+    assert len(results) == 32 and len(stub.requests) <= 32 - 20
     assert ran + len(stub.requests) <= 32 + 3 * 3, "of each kill only what was in flight runs twice"
 
 
