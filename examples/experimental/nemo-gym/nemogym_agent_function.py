@@ -60,7 +60,7 @@ from nemogym_contract import (
     wildcard_ip_version,
     without_userinfo,
 )
-from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answers, post
+from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answers, post, turn
 from nemogym_metrics import TALLY
 from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
@@ -138,6 +138,7 @@ def _outcome_of(episode: asyncio.Task) -> Outcome:
 
 
 async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs: Mapping[str, Any]) -> Outcome:
+    await turn()
     try:
         settings = Settings.from_environment()
     except ValueError as error:
@@ -147,7 +148,9 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         build_policy_base_url(base_url, external_host=settings.external_host)
     except ValueError as error:
         return _logged(Outcome("PolicyEndpointError", detail=f"session URL: {error}"), row)
-    _warn_agent_owned(frozenset(key for key in AGENT_OWNED_KEYS if request_kwargs.get(key) is not None))
+    _warn_agent_owned(
+        frozenset(key for key in AGENT_OWNED_KEYS & request_kwargs.keys() if request_kwargs[key] is not None)
+    )
     try:
         request = build_run_request(row, request_kwargs)
     except ValueError as error:
@@ -245,11 +248,10 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
         request = name_episode(episode.request, place.episode)
         if episode.session_url is not None:
             request["policy_base_url"] = await reachable_policy_url(episode.session_url, place.server.url, settings)
-        body = json.dumps(request).encode()
-        exchange = asyncio.create_task(post(join_url(place.server.url, "run"), body, delivery))
+        exchange = asyncio.create_task(_exchange(request, episode, place, delivery))
         await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
         if exchange.done():
-            outcome = _read_answer(exchange, episode)
+            outcome = _outcome_of_exchange(exchange)
         elif delivery.connected:
             outcome = await _out_of_time(place, pool, settings)
         else:
@@ -271,14 +273,19 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
         _leave(episode, place, pool, exchange, delivery)
 
 
-def _read_answer(exchange: asyncio.Task, episode: _Episode) -> Outcome:
+async def _exchange(request: dict[str, Any], episode: _Episode, place: Place, delivery: Delivery) -> Outcome:
+    """Deliver the request and read the answer as soon as it is there: thousands of answers would fill the memory."""
+    status, answer = await post(join_url(place.server.url, "run"), json.dumps(request).encode(), delivery)
+    return read_run_response(status, answer, episode.row, golden=episode.golden)
+
+
+def _outcome_of_exchange(exchange: asyncio.Task) -> Outcome:
     try:
-        status, body = exchange.result()
+        return exchange.result()
     except ConnectionLost as error:
         return Outcome("ServerUnreachable", detail=str(error))
     except BadAnswer as error:
         return Outcome("ServerError", detail=str(error))
-    return read_run_response(status, body, episode.row, golden=episode.golden)
 
 
 async def _out_of_time(place: Place, pool: Pool, settings: "Settings") -> Outcome:
@@ -309,7 +316,7 @@ async def _drain(episode: _Episode, place: Place, pool: Pool, exchange: asyncio.
     try:
         await asyncio.wait({exchange}, timeout=episode.settings.drain_timeout_s)
         answered = exchange.done() and not isinstance(_error_of(exchange), ConnectionLost)
-        if answered and (outcome := _read_answer(exchange, episode)).reward is not None:
+        if answered and (outcome := _outcome_of_exchange(exchange)).reward is not None:
             pool.ended(place, outcome, episode.settings.limits)  # too late for its sample, but the server works
     finally:
         exchange.cancel()
@@ -361,7 +368,7 @@ class Settings:
                 concurrency=_count("NEMO_GYM_MAX_CONCURRENCY", cls.limits.concurrency),
                 outage_wait_s=_seconds("NEMO_GYM_OUTAGE_WAIT", cls.limits.outage_wait_s),
             ),
-            external_host=_external_host(),
+            external_host=_external_host(os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()),
         )
 
 
@@ -379,8 +386,8 @@ def _servers_of(text: str) -> tuple[str, ...]:
     return tuple(urls.values())
 
 
-def _external_host() -> str:
-    host = os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()
+@functools.lru_cache(maxsize=64)
+def _external_host(host: str) -> str:
     try:
         build_policy_base_url("http://any", external_host=host)
     except ValueError as error:

@@ -14,10 +14,12 @@ answers every failure it handles with HTTP 200, reward 0.0 and ``metadata = {"er
 """
 
 import ast
+import functools
 import ipaddress
 import json
 import math
 import numbers
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -122,6 +124,8 @@ def read_verdict(metadata: Any) -> float | None:
 
 # --- URLs ---------------------------------------------------------------------
 
+_EXPECTED_URL = "expected a URL such as http://host:12000, with scheme and host"
+
 
 def join_url(base: str, path: str) -> str:
     """``base`` with ``path`` appended exactly once; a prefix is kept, trailing slashes and a given ``/run`` are not.
@@ -170,9 +174,13 @@ def without_userinfo(url: str) -> str:
 
 
 def _split_url(url: str) -> SplitResult:
-    expected = "expected a URL such as http://host:12000, with scheme and host"
     if not isinstance(url, str):
-        raise ValueError(f"{expected}; found {url!r}")
+        raise ValueError(f"{_EXPECTED_URL}; found {url!r}")
+    return _split_text(url)
+
+
+@functools.lru_cache(maxsize=64)
+def _split_text(url: str) -> SplitResult:
     shown = without_userinfo(url)
     try:
         parts = urlsplit(url.strip())
@@ -180,9 +188,9 @@ def _split_url(url: str) -> SplitResult:
         (host or "").encode("idna")  # a name that no resolver takes
         url.encode()
     except ValueError as error:
-        raise ValueError(f"{expected}; found {shown!r} ({error})") from None
+        raise ValueError(f"{_EXPECTED_URL}; found {shown!r} ({error})") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ValueError(f"{expected}; found {shown!r}")
+        raise ValueError(f"{_EXPECTED_URL}; found {shown!r}")
     return parts
 
 
@@ -210,6 +218,7 @@ def _checked_host(host: str) -> str:
     return bare
 
 
+@functools.lru_cache(maxsize=64)
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)
@@ -320,8 +329,9 @@ def build_run_request(
     subset = _checked_folder_name(_default_if_none(row.get("subset"), _DEFAULT_SUBSET), name="subset")
     task = {key: value for key, value in row.items() if key not in NOT_FORWARDED}
     for key, value in task.items():
-        _check_json(key, name=f"row field {key!r}")
-        _check_json(value, name=f"row field {key!r}")
+        for part in (key, value):
+            if not _is_ascii(part):  # as most of a row is
+                _check_json(part, name=f"row field {key!r}")
 
     request = {
         **task,
@@ -365,12 +375,15 @@ def _checked_folder_name(value: Any, *, name: str) -> str:
     return value.lower()
 
 
+def _is_ascii(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii()
+
+
 def _check_json(value: Any, *, name: str) -> None:
+    if isinstance(value, list) and all(map(_is_ascii, value)):
+        return  # as lists of tests are
     try:
-        if isinstance(value, str):
-            value.encode()  # all that text has to pass, and most of a row is text
-        else:
-            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"expected {name} to be JSON: {error}") from None
 
@@ -608,18 +621,15 @@ def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
         metrics["tool_calls"] = kinds.count("function_call")
         if kinds:
             answered = [kind == "function_call_output" for kind in kinds]
-            metrics["turns"] = sum(
-                not now and before for before, now in zip([True, *answered], answered, strict=False)
-            )
+            metrics["turns"] = sum(map(operator.gt, [True, *answered], answered))
     patch = report.get("model_patch")
     if isinstance(patch, str) and patch.strip():
         metrics["tampered"] = bool(tampered_files(patch))
     return metrics
 
 
-_DIFF_PATH = re.compile(
-    r'^(?:--- "?a/|\+\+\+ "?b/|rename (?:from|to) "?|diff --git "?a/)(.+?)"?(?: "?b/.*)?$', re.MULTILINE
-)
+_DIFF_HEADERS = ("diff --git ", "--- ", "+++ ", "rename ")
+_DIFF_PATH = re.compile(r'(?:--- "?a/|\+\+\+ "?b/|rename (?:from|to) "?|diff --git "?a/)(.+?)"?(?: "?b/.*)?$')
 _RUNNER_FILES = frozenset(
     {
         "conftest.py",
@@ -648,7 +658,8 @@ def tampered_files(patch: str) -> list[str]:
     Returns:
         Their paths, each once, in order.
     """
-    paths = dict.fromkeys(match[1].strip() for match in _DIFF_PATH.finditer(patch))
+    headers = (_DIFF_PATH.match(line) for line in patch.split("\n") if line.startswith(_DIFF_HEADERS))
+    paths = dict.fromkeys(match[1].strip() for match in headers if match)
     return [path for path in paths if _is_of_the_tests(path)]
 
 

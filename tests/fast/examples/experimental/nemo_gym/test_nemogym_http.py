@@ -110,10 +110,10 @@ async def test_one_client_session_a_loop_and_no_cookie_or_idle_connection(stub):
     url = f"http://localhost:{stub.port}/run"  # cookies are not kept for bare addresses
     stub.on_run = lambda body: web.json_response(graded_body(), headers={"Set-Cookie": "session=one"})
     await _post(url)
-    session = http._session()
+    session = http._client().session
     await _post(url)
 
-    assert http._session() is session
+    assert http._client().session is session
     assert all("Cookie" not in headers for headers in stub.headers)
     assert all(headers.get("Connection") == "close" for headers in stub.headers)
     assert session.connector.limit == 0
@@ -123,7 +123,7 @@ def test_a_closed_loops_session_is_dropped_quietly(stub, recwarn):
     for _ in range(3):
         assert asyncio.run(_post(f"{stub.url}/run"))[0] == 200
     gc.collect()
-    assert len(http._sessions) <= 2
+    assert len(http._clients) <= 2
     assert not [warning for warning in recwarn if "Unclosed" in str(warning.message)]
 
 
