@@ -7,6 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 MILES_VENV := .venv-miles
 SGLANG_VENV := .venv-sglang
+BENCH_VENV := .venv-bench
 TEST_MILES = MILES="$(if $(MILES),$(abspath $(MILES)))" $(MILES_VENV)/bin/python -m pytest tests/miles
 SOURCES := examples tests tools
 
@@ -18,7 +19,7 @@ SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" 
 
 .DEFAULT_GOAL := help
 .PHONY: help venv miles-venv setup test test-miles lint format golden-scan policy-scan data eval-specs serve doctor train \
-	train-dry-run miles-flags lock clean
+	train-dry-run miles-flags bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -135,11 +136,17 @@ miles-flags: venv  ## put every recorded launch through Miles' own parser, write
 	@$(PY) tools/setup_venv.py .venv-megatron tools/miles_megatron.txt 3.11
 	@.venv-miles-flags/bin/python tools/miles_flags.py "$(MILES)" --megatron .venv-megatron
 
+bench: venv  ## measure: connector, growth, data, import, stack (PART=one of them, ARGS="--rounds 3"); leave the machine alone
+	@$(PY) tools/setup_venv.py $(BENCH_VENV) tests/benchmarks/requirements.txt 3.11
+	@$(if $(findstring stack,$(or $(PART),stack)),$(STACK) setup --with-parent)
+	@$(BENCH_VENV)/bin/python -m tests.benchmarks $(PART) $(ARGS)
+
 lock: venv  ## pin the closure of pyproject.toml and of the other environments' .in files
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
 	$(VENV)/bin/uv pip compile --quiet --python-version 3.13.14 --no-header --no-annotate --no-emit-index-url $(EXAMPLE)/local_stack/requirements.in -o $(EXAMPLE)/local_stack/requirements.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tools/miles_flags.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tools/miles_flags.in -o tools/miles_flags.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tests/miles/uv.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/miles/requirements.in -o tests/miles/requirements.txt
+	$(VENV)/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/benchmarks/requirements.in -o tests/benchmarks/requirements.txt
 
 clean:  ## remove environments, tasks and outputs
-	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) $(BENCH_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
