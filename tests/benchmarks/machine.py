@@ -11,7 +11,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "experimental" / "nemo-gym"
 
-_PACKAGES = ("aiohttp", "httpx", "requests", "pyperf")
+_PACKAGES = ("aiohttp", "httpx", "orjson", "requests", "pyperf")
 
 
 def circumstances(command: str) -> dict[str, Any]:

@@ -35,7 +35,6 @@ Needs aiohttp >= 3.12 and nothing of Miles. Try it with a task row and a policy 
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import math
 import os
@@ -57,6 +56,7 @@ from nemogym_contract import (
     join_url,
     name_episode,
     read_run_response,
+    to_json,
     wildcard_ip_version,
     without_userinfo,
 )
@@ -275,7 +275,7 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
 
 async def _exchange(request: dict[str, Any], episode: _Episode, place: Place, delivery: Delivery) -> Outcome:
     """Deliver the request and read the answer as soon as it is there: thousands of answers would fill the memory."""
-    status, answer = await post(join_url(place.server.url, "run"), json.dumps(request).encode(), delivery)
+    status, answer = await post(join_url(place.server.url, "run"), to_json(request), delivery)
     return read_run_response(status, answer, episode.row, golden=episode.golden)
 
 

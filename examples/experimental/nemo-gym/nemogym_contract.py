@@ -1,6 +1,6 @@
 """What goes over the wire to a NeMo Gym agent server, and what its answer means.
 
-Pure: no I/O, no environment variables, standard library only. The connector, the scan and the tests all use it, so
+Pure: no I/O, no environment variables, standard library only; orjson is used where it is installed. The connector, the scan and the tests all use it, so
 every rule about the wire is here once.
 
     request    build_run_request(row, request_kwargs, policy_base_url)  -> body of POST /run
@@ -14,6 +14,7 @@ answers every failure it handles with HTTP 200, reward 0.0 and ``metadata = {"er
 """
 
 import ast
+import contextlib
 import functools
 import ipaddress
 import json
@@ -25,6 +26,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
+
+try:
+    import orjson
+except ImportError:
+    orjson = None
+
+# --- JSON ---------------------------------------------------------------------
+
+
+def to_json(value: Any) -> bytes:
+    """``value`` as JSON: by orjson, which SGLang brings along, in a quarter of the time; what that refuses, by ``json``."""
+    if orjson is not None:
+        with contextlib.suppress(TypeError):
+            return orjson.dumps(value)
+    return json.dumps(value).encode()
+
+
+def from_json(text: bytes | str) -> Any:
+    """The value of a JSON text, likewise.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    if orjson is not None:
+        with contextlib.suppress(ValueError):
+            return orjson.loads(text)
+    return json.loads(text)
+
 
 # --- statuses -----------------------------------------------------------------
 
@@ -445,7 +475,7 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
     if status != 200:
         return Outcome("ServerError", detail=f"expected HTTP 200, found {status}: {_excerpt(body)}")
     try:
-        answer = json.loads(body)
+        answer = from_json(body)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):

@@ -127,6 +127,22 @@ def test_a_closed_loops_session_is_dropped_quietly(stub, recwarn):
     assert not [warning for warning in recwarn if "Unclosed" in str(warning.message)]
 
 
+async def test_few_come_back_in_one_turn_of_the_loop_and_in_their_order():
+    turns, order = [0], []
+
+    async def start(number: int) -> None:
+        await http.turn()
+        turns[-1] += 1
+        order.append(number)
+
+    starts = asyncio.gather(*map(start, range(500)))
+    while not starts.done():
+        await asyncio.sleep(0)
+        turns.append(0)
+    assert order == list(range(500))
+    assert 0 < max(turns) <= http._STARTS_IN_A_TURN
+
+
 async def test_a_proxy_in_the_environment_is_not_used(stub, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
