@@ -27,9 +27,7 @@ _WARM_TIMES = 5
 _TIMEOUT_S = 300.0
 _GRADING = Path(__file__).with_name("sandbox_grading.py")
 # What an episode's worker imports before it can do anything.
-_WORKER_IMPORTS = (
-    "import ray, responses_api_agents.mini_swe_agent_2.app, minisweagent.agents.default, litellm, swebench"
-)
+_WORKER_IMPORTS = "import responses_api_agents.mini_swe_agent_2.app, minisweagent.agents.default, swebench"
 
 
 def run(rounds: int) -> Part:
@@ -155,16 +153,21 @@ def _bare_grading(paths: Paths, task: dict, times: int) -> dict[str, float]:
 
 def _worker_start(paths: Paths) -> list[dict]:
     """CPU of a worker's imports with the bytecode of its modules kept, and without."""
-    rows = []
-    for name, options in (("kept", ()), ("compiled anew", ("-B", "-X", "pycache_prefix=/nonexistent"))):
-        command = [str(paths.gym_python), *options, "-c", _WORKER_IMPORTS]
-        environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_SILENT_STARTUP": "1"}
+    settings = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_SILENT_STARTUP": "1"}
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+    def cpu_s(*options: str) -> float:
         before = os.times()
-        subprocess.run(command, env=environment, check=True, capture_output=True)
+        command = [str(paths.gym_python), *options, "-c", _WORKER_IMPORTS]
+        subprocess.run(command, env={**inherited, **settings}, check=True, capture_output=True)
         after = os.times()
-        cpu = after.children_user + after.children_system - before.children_user - before.children_system
-        rows.append(_row(f"CPU of a worker's imports, bytecode {name}", "s", cpu))
-    return rows
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    cpu_s()  # keeps the bytecode
+    return [
+        _row("CPU of a worker's imports, bytecode kept", "s", cpu_s()),
+        _row("CPU of a worker's imports, bytecode made anew", "s", cpu_s("-B", "-X", "pycache_prefix=/nonexistent")),
+    ]
 
 
 def _row(what: str, unit: str, value: float) -> dict:
