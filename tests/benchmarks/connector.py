@@ -1,5 +1,7 @@
 """The connector beside what people would use instead, with thousands of episodes open at a time."""
 
+import sys
+
 from .clients import CLIENTS
 from .processes import run_client, sleeping_server
 from .report import Claim, Part, medians
@@ -7,6 +9,8 @@ from .report import Claim, Part, medians
 EPISODES = (500, 2000, 4000)
 
 _CLAIMED_AT = 2000
+# With more, Python's threads do little but hand its lock around: 4,000 had not ended after two minutes.
+_MOST_THREADS = 2000
 
 
 def run(rounds: int) -> Part:
@@ -15,7 +19,7 @@ def run(rounds: int) -> Part:
     with sleeping_server() as server:
         for _ in range(rounds):
             for episodes in EPISODES:
-                rows += [_row(name, server, episodes) for name in CLIENTS]
+                rows += [_row(name, server, episodes) for name in CLIENTS if _is_fit(name, episodes)]
     rows = medians(rows, by=("client", "episodes"))
     title = "an agent server that sleeps, all episodes open at once, 20 KB up and 100 KB down"
     return Part("connector", title, rows, claims(rows))
@@ -40,9 +44,14 @@ def claims(rows: list[dict]) -> list[Claim]:
     ]
 
 
+def _is_fit(name: str, episodes: int) -> bool:
+    return name != "requests_in_threads" or episodes <= _MOST_THREADS
+
+
 def _row(name: str, server: str, episodes: int) -> dict:
     # Long enough for the slowest client to have all of them open.
-    found = run_client(name, server, seconds=4 + episodes / 500, episodes=episodes, at_a_time=episodes)
+    found = run_client(name, server, seconds=6 + episodes / 400, episodes=episodes, at_a_time=episodes)
+    print(f"{name}, {episodes} episodes: {found['cpu_s']:.2f} s of CPU", file=sys.stderr, flush=True)
     return {
         "episodes": episodes,
         "client": name,
