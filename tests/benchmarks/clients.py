@@ -132,8 +132,9 @@ async def measure(
         await asyncio.gather(*(episode(f"{server}/0", index) for index in range(_WARM_UP)))
         watching = asyncio.create_task(stall.watch())
         cpu, start = time.process_time(), time.monotonic()
+        results = []
         for _ in range(waves):
-            results = await asyncio.gather(*(episode(f"{server}/{seconds:g}", index) for index in range(episodes)))
+            results += await asyncio.gather(*(episode(f"{server}/{seconds:g}", index) for index in range(episodes)))
         wall = time.monotonic() - start
         watching.cancel()
     cpu = time.process_time() - cpu  # closing what was kept open is part of it
