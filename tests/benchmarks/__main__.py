@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ def _write(path: Path, content: dict) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without an orderly stop of what was started
     try:
         sys.exit(main())
     except KeyboardInterrupt:
