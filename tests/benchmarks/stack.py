@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -171,6 +172,7 @@ def _worker_start(paths: Paths) -> list[dict]:
 
 
 def _row(what: str, unit: str, value: float) -> dict:
+    print(f"{what.strip()}: {value:.3g} {unit}", file=sys.stderr, flush=True)
     return {"what": what, "unit": unit, "value": value}
 
 
