@@ -70,7 +70,7 @@ def _with_clock(script: str) -> str:
 async def main() -> None:
     request = json.load(sys.stdin)
     provider = BubblewrapProvider(request["image_root"])
-    print(json.dumps([await grade(provider, request) for _ in range(request["times"])]))
+    print(json.dumps(await grade(provider, request)))
 
 
 if __name__ == "__main__":

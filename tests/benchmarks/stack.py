@@ -77,8 +77,11 @@ async def _measure(stack: Stack, paths: Paths, tasks: list[dict], rounds: int) -
             )
 
         cold = await _seconds(golden)
-        warm = [await _seconds(golden) for _ in range(times)]
-        parts = _bare_grading(paths, tasks[0], times)
+        warm, gradings = [], []
+        for _ in range(times):  # in turn: a machine is not equally busy all the time
+            warm.append(await _seconds(golden))
+            gradings.append(_bare_grading(paths, tasks[0]))
+        parts = {step: statistics.median(grading[step] for grading in gradings) for step in gradings[0]}
         found.rows += _golden_rows(cold, statistics.median(warm), parts)
         claim = "warm golden episode, of its own tests run bare in the same sandbox"
         found.claims.append(Claim(claim, statistics.median(warm) / parts["tests"], 1.5))
@@ -140,16 +143,15 @@ def _policy_rows(phases: list[dict[str, float]]) -> list[dict]:
     return [_row(name, "s", statistics.median(each[name] for each in phases)) for name in phases[0]]
 
 
-def _bare_grading(paths: Paths, task: dict, times: int) -> dict[str, float]:
-    """Median seconds of each step of ``sandbox_grading``."""
-    request = {"image_root": str(paths.images), "image": task["image_name"], "task": task, "times": times}
+def _bare_grading(paths: Paths, task: dict) -> dict[str, float]:
+    """Seconds of each step of ``sandbox_grading``."""
+    request = {"image_root": str(paths.images), "image": task["image_name"], "task": task}
     done = subprocess.run(
         [str(paths.gym_python), str(_GRADING)], input=json.dumps(request), capture_output=True, text=True
     )
     if done.returncode:
         raise RuntimeError(f"{_GRADING.name} ended with {done.returncode}: {done.stderr[-2000:]}")
-    gradings = json.loads(done.stdout)
-    return {step: statistics.median(grading[step] for grading in gradings) for step in gradings[0]}
+    return json.loads(done.stdout)
 
 
 def _worker_start(paths: Paths) -> list[dict]:
