@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 MINT_VERSION := 4.2.941
 MILES_VENV := .venv-miles
 SGLANG_VENV := .venv-sglang
+BENCH_VENV := .venv-bench
 TEST_MILES = MILES="$(if $(MILES),$(abspath $(MILES)))" $(MILES_VENV)/bin/python -m pytest tests/miles
 SOURCES := examples tests tools
 
@@ -19,7 +20,7 @@ SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" 
 
 .DEFAULT_GOAL := help
 .PHONY: help venv miles-venv setup test test-fast test-miles test-docker test-browser lint docs-check format golden-scan policy-scan \
-	envs data eval-specs report serve doctor train train-dry-run miles-flags upstream-pr lock clean
+	envs data eval-specs report serve doctor train train-dry-run miles-flags upstream-pr bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -184,11 +185,17 @@ upstream-pr: venv  ## this repository as pull requests to Miles (MILES=<checkout
 	@test -n "$(MILES)" || { echo "error: name a checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make upstream-pr MILES=<folder>" >&2; exit 2; }
 	@$(PY) tools/upstream_pr.py "$(MILES)" $(if $(SLICE),--slice "$(SLICE)") $(ARGS)
 
+bench: venv  ## measure: connector, growth, data, import, stack (PART=one of them, ARGS="--rounds 3"); leave the machine alone
+	@$(PY) tools/setup_venv.py $(BENCH_VENV) tests/benchmarks/requirements.txt 3.11
+	@$(if $(findstring stack,$(or $(PART),stack)),$(STACK) setup --with-parent)
+	@$(BENCH_VENV)/bin/python -m tests.benchmarks $(PART) $(ARGS)
+
 lock: venv  ## pin the closure of pyproject.toml and of the other environments' .in files
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --extra report --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
 	$(VENV)/bin/uv pip compile --quiet --python-version 3.13.14 --no-header --no-annotate --no-emit-index-url $(EXAMPLE)/local_stack/requirements.in -o $(EXAMPLE)/local_stack/requirements.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tools/miles_flags.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tools/miles_flags.in -o tools/miles_flags.txt
 	$(VENV)/bin/uv pip compile --quiet --config-file tests/miles/uv.toml --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/miles/requirements.in -o tests/miles/requirements.txt
+	$(VENV)/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/benchmarks/requirements.in -o tests/benchmarks/requirements.txt
 
 clean:  ## remove environments, tasks and outputs
-	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) $(BENCH_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache

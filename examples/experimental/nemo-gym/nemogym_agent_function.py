@@ -40,7 +40,6 @@ Needs aiohttp >= 3.12 and nothing of Miles. Try it with a task row and a policy 
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import math
 import os
@@ -63,6 +62,7 @@ from nemogym_contract import (
     name_episode,
     read_environment_response,
     read_run_response,
+    to_json,
     wildcard_ip_version,
     without_userinfo,
 )
@@ -76,7 +76,7 @@ from nemogym_environments import (
     task_key,
     task_name,
 )
-from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answers, post
+from nemogym_http import BadAnswer, ConnectionLost, Delivery, NotDelivered, answers, post, turn
 from nemogym_metrics import TALLY
 from nemogym_servers import Limits, OutageError, Place, Pool, pool_of
 
@@ -154,6 +154,7 @@ def _outcome_of(episode: asyncio.Task) -> Outcome:
 
 
 async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs: Mapping[str, Any]) -> Outcome:
+    await turn()
     try:
         settings = Settings.from_environment()
     except ValueError as error:
@@ -163,7 +164,9 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         build_policy_base_url(base_url, external_host=settings.external_host)
     except ValueError as error:
         return _logged(Outcome("PolicyEndpointError", detail=f"session URL: {error}"), row)
-    _warn_agent_owned(frozenset(key for key in AGENT_OWNED_KEYS if request_kwargs.get(key) is not None))
+    _warn_agent_owned(
+        frozenset(key for key in AGENT_OWNED_KEYS & request_kwargs.keys() if request_kwargs[key] is not None)
+    )
     try:
         servers, way = await _when_reachable(lambda: locate(row, settings))
         build_request = build_run_request if way == "policy_base_url" else build_environment_request
@@ -319,11 +322,11 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
     settings, delivery = episode.settings, Delivery()
     exchange: asyncio.Task | None = None
     try:
-        body = json.dumps(await episode.request_in(place)).encode()
-        exchange = asyncio.create_task(post(join_url(place.server.url, "run"), body, delivery))
+        request = await episode.request_in(place)
+        exchange = asyncio.create_task(_exchange(request, episode, place, delivery))
         await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
         if exchange.done():
-            outcome = _read_answer(exchange, episode)
+            outcome = _outcome_of_exchange(exchange)
         elif delivery.connected:
             outcome = await _out_of_time(place, pool, settings)
         else:
@@ -345,14 +348,19 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
         _leave(episode, place, pool, exchange, delivery)
 
 
-def _read_answer(exchange: asyncio.Task, episode: _Episode) -> Outcome:
+async def _exchange(request: dict[str, Any], episode: _Episode, place: Place, delivery: Delivery) -> Outcome:
+    """Deliver the request and read the answer as soon as it is there: thousands of answers would fill the memory."""
+    status, answer = await post(join_url(place.server.url, "run"), to_json(request), delivery)
+    return episode.read(status, answer)
+
+
+def _outcome_of_exchange(exchange: asyncio.Task) -> Outcome:
     try:
-        status, body = exchange.result()
+        return exchange.result()
     except ConnectionLost as error:
         return Outcome("ServerUnreachable", detail=str(error))
     except BadAnswer as error:
         return Outcome("ServerError", detail=str(error))
-    return episode.read(status, body)
 
 
 async def _out_of_time(place: Place, pool: Pool, settings: "Settings") -> Outcome:
@@ -383,7 +391,7 @@ async def _drain(episode: _Episode, place: Place, pool: Pool, exchange: asyncio.
     try:
         await asyncio.wait({exchange}, timeout=episode.settings.drain_timeout_s)
         answered = exchange.done() and not isinstance(_error_of(exchange), ConnectionLost)
-        if answered and (outcome := _read_answer(exchange, episode)).reward is not None:
+        if answered and (outcome := _outcome_of_exchange(exchange)).reward is not None:
             pool.ended(place, outcome, episode.settings.limits)  # too late for its sample, but the server works
     finally:
         exchange.cancel()
@@ -441,7 +449,7 @@ class Settings:
                 concurrency=_count("NEMO_GYM_MAX_CONCURRENCY", cls.limits.concurrency),
                 outage_wait_s=_seconds("NEMO_GYM_OUTAGE_WAIT", cls.limits.outage_wait_s),
             ),
-            external_host=_external_host(),
+            external_host=_external_host(os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()),
         )
 
 
@@ -473,8 +481,8 @@ def _way() -> Way | None:
     return None if value == "auto" else value
 
 
-def _external_host() -> str:
-    host = os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()
+@functools.lru_cache(maxsize=64)
+def _external_host(host: str) -> str:
     try:
         build_policy_base_url("http://any", external_host=host)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """What goes over the wire to a NeMo Gym agent server, and what its answer means.
 
-Pure: no I/O, no environment variables, standard library only. The connector, the scan and the tests all use it, so
-every rule about the wire is here once.
+Pure: no I/O, no environment variables, standard library only; orjson is used where it is installed. The connector, the
+scan and the tests all use it, so every rule about the wire is here once.
 
     request    build_run_request(row, request_kwargs, policy_base_url)  -> body of POST /run
     response   read_run_response(status, body, row)                     -> Outcome
@@ -14,15 +14,47 @@ answers every failure it handles with HTTP 200, reward 0.0 and ``metadata = {"er
 """
 
 import ast
+import contextlib
+import functools
 import ipaddress
 import json
 import math
 import numbers
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
+
+try:
+    import orjson
+except ImportError:
+    orjson = None
+
+# --- JSON ---------------------------------------------------------------------
+
+
+def to_json(value: Any) -> bytes:
+    """``value`` as JSON: by orjson, which SGLang brings along, in a quarter of the time; what that refuses, by ``json``."""
+    if orjson is not None:
+        with contextlib.suppress(TypeError):
+            return orjson.dumps(value)
+    return json.dumps(value).encode()
+
+
+def from_json(text: bytes | str) -> Any:
+    """The value of a JSON text, likewise; whole numbers beyond 64 bits may come as floats.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    if orjson is not None:
+        with contextlib.suppress(ValueError):
+            return orjson.loads(text)
+    return json.loads(text)
+
 
 # --- statuses -----------------------------------------------------------------
 
@@ -124,6 +156,8 @@ def read_verdict(metadata: Any) -> float | None:
 
 # --- URLs ---------------------------------------------------------------------
 
+_EXPECTED_URL = "expected a URL such as http://host:12000, with scheme and host"
+
 
 def join_url(base: str, path: str) -> str:
     """``base`` with ``path`` appended exactly once; a prefix is kept, trailing slashes and a given ``/run`` are not.
@@ -172,9 +206,13 @@ def without_userinfo(url: str) -> str:
 
 
 def _split_url(url: str) -> SplitResult:
-    expected = "expected a URL such as http://host:12000, with scheme and host"
     if not isinstance(url, str):
-        raise ValueError(f"{expected}; found {url!r}")
+        raise ValueError(f"{_EXPECTED_URL}; found {url!r}")
+    return _split_text(url)
+
+
+@functools.lru_cache(maxsize=64)
+def _split_text(url: str) -> SplitResult:
     shown = without_userinfo(url)
     try:
         parts = urlsplit(url.strip())
@@ -182,9 +220,9 @@ def _split_url(url: str) -> SplitResult:
         (host or "").encode("idna")  # a name that no resolver takes
         url.encode()
     except ValueError as error:
-        raise ValueError(f"{expected}; found {shown!r} ({error})") from None
+        raise ValueError(f"{_EXPECTED_URL}; found {shown!r} ({error})") from None
     if parts.scheme not in ("http", "https") or not host:
-        raise ValueError(f"{expected}; found {shown!r}")
+        raise ValueError(f"{_EXPECTED_URL}; found {shown!r}")
     return parts
 
 
@@ -212,6 +250,7 @@ def _checked_host(host: str) -> str:
     return bare
 
 
+@functools.lru_cache(maxsize=64)
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)
@@ -319,8 +358,9 @@ def build_run_request(
     instance_id, subset = _checked_names(row)
     task = {key: value for key, value in row.items() if key not in NOT_FORWARDED}
     for key, value in task.items():
-        _check_json(key, name=f"row field {key!r}")
-        _check_json(value, name=f"row field {key!r}")
+        for part in (key, value):
+            if not _is_ascii(part):  # as most of a row is
+                _check_json(part, name=f"row field {key!r}")
 
     request = {
         **task,
@@ -399,12 +439,15 @@ def _checked_folder_name(value: Any, *, name: str) -> str:
     return value.lower()
 
 
+def _is_ascii(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii()
+
+
 def _check_json(value: Any, *, name: str) -> None:
+    if isinstance(value, list) and all(map(_is_ascii, value)):
+        return  # as lists of tests are
     try:
-        if isinstance(value, str):
-            value.encode()  # all that text has to pass, and most of a row is text
-        else:
-            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"expected {name} to be JSON: {error}") from None
 
@@ -520,7 +563,7 @@ def _read_answer(status: int, body: bytes | str) -> dict[str, Any] | Outcome:
             return Outcome("PolicyEndpointError", detail=text[mention : mention + 500])
         return Outcome("ServerError", detail=f"expected HTTP 200, found {status}: {_excerpt(body)}")
     try:
-        answer = json.loads(body)
+        answer = from_json(body)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
@@ -690,9 +733,7 @@ def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
         metrics["tool_calls"] = kinds.count("function_call")
         if kinds:
             answered = [_is_of_the_environment(item) for item in output if isinstance(item, dict)]
-            metrics["turns"] = sum(
-                not now and before for before, now in zip([True, *answered], answered, strict=False)
-            )
+            metrics["turns"] = sum(map(operator.gt, [True, *answered], answered))
     patch = report.get("model_patch")
     if isinstance(patch, str) and patch.strip():
         metrics["tampered"] = bool(tampered_files(patch))
@@ -700,13 +741,12 @@ def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_the_environment(item: dict[str, Any]) -> bool:
-    is_message = item.get("type", "message") == "message"
-    return item.get("type") == "function_call_output" or (is_message and item.get("role") != "assistant")
+    kind = item.get("type", "message")
+    return kind == "function_call_output" or (kind == "message" and item.get("role") != "assistant")
 
 
-_DIFF_PATH = re.compile(
-    r'^(?:--- "?a/|\+\+\+ "?b/|rename (?:from|to) "?|diff --git "?a/)(.+?)"?(?: "?b/.*)?$', re.MULTILINE
-)
+_DIFF_HEADERS = ("diff --git ", "--- ", "+++ ", "rename ")
+_DIFF_PATH = re.compile(r'(?:--- "?a/|\+\+\+ "?b/|rename (?:from|to) "?|diff --git "?a/)(.+?)"?(?: "?b/.*)?$')
 _RUNNER_FILES = frozenset(
     {
         "conftest.py",
@@ -735,7 +775,8 @@ def tampered_files(patch: str) -> list[str]:
     Returns:
         Their paths, each once, in order.
     """
-    paths = dict.fromkeys(match[1].strip() for match in _DIFF_PATH.finditer(patch))
+    headers = (_DIFF_PATH.match(line) for line in patch.split("\n") if line.startswith(_DIFF_HEADERS))
+    paths = dict.fromkeys(match[1].strip() for match in headers if match)
     return [path for path in paths if _is_of_the_tests(path)]
 
 

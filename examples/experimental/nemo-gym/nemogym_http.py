@@ -9,19 +9,20 @@ Needs aiohttp >= 3.12.
 import asyncio
 import atexit
 import contextlib
-import json
+import contextvars
 import socket
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
-from nemogym_contract import without_userinfo
+from nemogym_contract import from_json, without_userinfo
 
 _CONNECT_TIMEOUT_S = 30.0
 _HEALTH_TIMEOUT_S = 10.0
 _GET_TIMEOUT_S = 30.0
 _LARGEST_ANSWER = 256 << 20
+_STARTS_IN_A_TURN = 32
 # NATs and load balancers forget a silent connection after about four minutes; a /run is silent until it answers.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 30, 5
 
@@ -45,6 +46,10 @@ class Delivery:
     connected: bool = False
 
 
+# Of the task that posts. Tracing would tell the same and make an object of every step of every request.
+_delivery: contextvars.ContextVar[Delivery | None] = contextvars.ContextVar("delivery", default=None)
+
+
 async def post(url: str, data: bytes, delivery: Delivery) -> tuple[int, bytes]:
     """POST a JSON body once and wait for the answer, without a deadline of its own but for connecting.
 
@@ -63,10 +68,9 @@ async def post(url: str, data: bytes, delivery: Delivery) -> tuple[int, bytes]:
     """
     # Compressed, a small answer may be one that does not fit into memory.
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+    _delivery.set(delivery)
     try:
-        async with _session().post(
-            url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=delivery
-        ) as response:
+        async with _client().session.post(url, data=data, headers=headers, allow_redirects=False) as response:
             return response.status, await _read(response)
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
         found = f"{without_userinfo(url)}: {str(error)[:500] or type(error).__name__}"
@@ -87,11 +91,17 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(parts)
 
 
+async def turn() -> None:
+    """Return in a later turn of the event loop, in which few others do: thousands of starts in one would hold it up."""
+    async with _client().starts:
+        await asyncio.sleep(0)
+
+
 async def answers(url: str) -> bool:
     """Whether a GET gets an HTTP answer that no gateway made (below 500), within seconds."""
     with contextlib.suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
         timeout = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)
-        async with _session().get(url, timeout=timeout, trace_request_ctx=Delivery()) as response:
+        async with _client().session.get(url, timeout=timeout) as response:
             return response.status < 500
     return False
 
@@ -106,13 +116,13 @@ async def get_json(url: str) -> Any:
     found = without_userinfo(url)
     try:
         timeout = aiohttp.ClientTimeout(total=_GET_TIMEOUT_S)
-        async with _session().get(url, timeout=timeout, trace_request_ctx=Delivery()) as response:
+        async with _client().session.get(url, timeout=timeout) as response:
             status, body = response.status, await _read(response)
     except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
         raise NotDelivered(f"no answer from {found}: {str(error)[:500] or type(error).__name__}") from error
     try:
         if status == 200:
-            return json.loads(body)
+            return from_json(body)
     except (ValueError, RecursionError):
         pass
     raise BadAnswer(f"expected JSON from {found}, found HTTP {status}: {body[:200]!r}")
@@ -120,39 +130,51 @@ async def get_json(url: str) -> Any:
 
 # --- client session -------------------------------------------------------------
 
-_sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+@dataclass(frozen=True)
+class _Client:
+    """What an event loop has of its own: thousands of requests stay open at a time, and none is pooled."""
+
+    session: aiohttp.ClientSession
+    starts: asyncio.Semaphore
 
 
-def _session() -> aiohttp.ClientSession:
-    """The running event loop's client session: thousands of requests stay open at a time, and none is pooled.
+_clients: dict[asyncio.AbstractEventLoop, _Client] = {}
+
+
+def _client() -> _Client:
+    """The running event loop's client.
 
     A session holds its loop, so weak keys would never be dropped: sessions of closed loops are dropped here.
     """
     loop = asyncio.get_running_loop()
-    if loop not in _sessions:
-        for stale in [known for known in list(_sessions) if known.is_closed()]:
-            if (session := _sessions.pop(stale, None)) is not None:
-                session.detach()
-        _sessions[loop] = _new_session()
-    return _sessions[loop]
+    if loop not in _clients:
+        for stale in [known for known in list(_clients) if known.is_closed()]:
+            if (client := _clients.pop(stale, None)) is not None:
+                client.session.detach()
+        _clients[loop] = _Client(_new_session(), asyncio.Semaphore(_STARTS_IN_A_TURN))
+    return _clients[loop]
 
 
 def _new_session() -> aiohttp.ClientSession:
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_create_end.append(_mark_connected)
     return aiohttp.ClientSession(
         # An idle connection is one the server may be closing just as the next /run is written to it.
-        connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_keepalive_socket),
+        connector=_Connector(limit=0, force_close=True, socket_factory=_keepalive_socket),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[trace],
         # The agent server is inside the cluster; a proxy from the environment is not on the way to it.
         trust_env=False,
     )
 
 
-async def _mark_connected(session: aiohttp.ClientSession, context: Any, params: Any) -> None:
-    context.trace_request_ctx.connected = True
+class _Connector(aiohttp.TCPConnector):
+    """Notes on the task's delivery that there is a connection for it."""
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Any:
+        connection = await super().connect(*args, **kwargs)
+        if delivery := _delivery.get():
+            delivery.connected = True
+        return connection
 
 
 def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
@@ -172,5 +194,5 @@ def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 @atexit.register
 def _detach_sessions() -> None:
-    for session in _sessions.values():
-        session.detach()
+    for client in _clients.values():
+        client.session.detach()

@@ -220,12 +220,15 @@ class _Waiter:
 
     def admit(self, place: Place) -> None:
         self.place = place
-        self._call_soon(lambda: self.future.done() or self.future.set_result(place))
+        self._call(lambda: self.future.done() or self.future.set_result(place))
 
     def refuse(self, error: OutageError) -> None:
-        self._call_soon(lambda: self.future.done() or self.future.set_exception(error))
+        self._call(lambda: self.future.done() or self.future.set_exception(error))
 
-    def _call_soon(self, callback: Callable[[], object]) -> None:
+    def _call(self, callback: Callable[[], object]) -> None:
+        if asyncio._get_running_loop() is self.loop:
+            callback()
+            return
         with contextlib.suppress(RuntimeError):  # its loop has ended, and nobody waits any more
             self.loop.call_soon_threadsafe(callback)
 
@@ -256,8 +259,7 @@ class Pool:
             OutageError: every server has been failing for too long.
         """
         loop = asyncio.get_running_loop()
-        home = sorted(self.servers, key=lambda server: _weight(server.url, image), reverse=True)
-        waiter = _Waiter(instance, home, avoid, limits, loop, loop.create_future())
+        waiter = _Waiter(instance, self._home_of(image), avoid, limits, loop, loop.create_future())
         with self._lock:
             (self._waiters.appendleft if first else self._waiters.append)(waiter)
             self._dispatch()
@@ -306,8 +308,15 @@ class Pool:
         with self._lock:
             return place.server.worked_during(place)
 
+    def _home_of(self, image: str) -> list[Server]:
+        if len(self.servers) == 1:
+            return self.servers
+        return sorted(self.servers, key=lambda server: _weight(server.url, image), reverse=True)
+
     def _dispatch(self) -> None:
         """Give out what places there are; with none, see to it that this runs again when there may be one."""
+        if not self._waiters and not self._outage_told:
+            return
         now = time.monotonic()
         skipped: list[_Waiter] = []
         while self._waiters and (not skipped or skipped[-1].avoid):  # others may take what one has to avoid

@@ -562,3 +562,32 @@ def test_a_tampered_patch_is_counted_and_stays_what_it_was_graded():
 def test_what_the_caller_or_the_task_did_is_not_the_servers_fault(status, blames):
     assert contract.Outcome(status).blames_server is blames
     assert not contract.Outcome("NoTestsRan", 0.0).blames_server
+
+
+# --- JSON -----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["with orjson", "without"])
+def either_json(request, monkeypatch):
+    assert contract.orjson is not None, "expected orjson, which requirements-dev.txt lists"
+    if request.param == "without":
+        monkeypatch.setattr(contract, "orjson", None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"text": "\u00fc \U0001f600 \n\x00", "numbers": [0, -1.5, 1e300, None]}, {"a": (1, 2)}, 2**70, {1: 2}, "\ud800"],
+)
+def test_what_is_written_is_what_json_writes(either_json, value):
+    assert json.loads(contract.to_json(value)) == json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("text", [b'{"a": 1, "a": [2.5, "\\u00fc"]}', b'{"a": Infinity}', b'["\\ud800"]', '"text"'])
+def test_what_is_read_is_what_json_reads(either_json, text):
+    assert contract.from_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1] 2", b"\xff", b"nothing", b"[" * 100_000])
+def test_what_is_no_json_is_refused(either_json, text):
+    with pytest.raises((ValueError, RecursionError)):
+        contract.from_json(text)

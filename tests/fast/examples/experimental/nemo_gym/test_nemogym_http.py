@@ -110,10 +110,10 @@ async def test_one_client_session_a_loop_and_no_cookie_or_idle_connection(stub):
     url = f"http://localhost:{stub.port}/run"  # cookies are not kept for bare addresses
     stub.on_run = lambda body: web.json_response(graded_body(), headers={"Set-Cookie": "session=one"})
     await _post(url)
-    session = http._session()
+    session = http._client().session
     await _post(url)
 
-    assert http._session() is session
+    assert http._client().session is session
     assert all("Cookie" not in headers for headers in stub.headers)
     assert all(headers.get("Connection") == "close" for headers in stub.headers)
     assert session.connector.limit == 0
@@ -123,8 +123,24 @@ def test_a_closed_loops_session_is_dropped_quietly(stub, recwarn):
     for _ in range(3):
         assert asyncio.run(_post(f"{stub.url}/run"))[0] == 200
     gc.collect()
-    assert len(http._sessions) <= 2
+    assert len(http._clients) <= 2
     assert not [warning for warning in recwarn if "Unclosed" in str(warning.message)]
+
+
+async def test_few_come_back_in_one_turn_of_the_loop_and_in_their_order():
+    turns, order = [0], []
+
+    async def start(number: int) -> None:
+        await http.turn()
+        turns[-1] += 1
+        order.append(number)
+
+    starts = asyncio.gather(*map(start, range(500)))
+    while not starts.done():
+        await asyncio.sleep(0)
+        turns.append(0)
+    assert order == list(range(500))
+    assert 0 < max(turns) <= http._STARTS_IN_A_TURN
 
 
 async def test_a_proxy_in_the_environment_is_not_used(stub, monkeypatch):

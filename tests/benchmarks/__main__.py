@@ -1,0 +1,72 @@
+"""Benchmarks: ``make bench``, or ``make bench PART=connector`` for one of them.
+
+    python -m tests.benchmarks [part ...] [--rounds 3] [--output outputs/benchmarks.json]
+
+Each part prints a table and what has to hold of it. Figures are of this machine as it is now: leave it alone meanwhile.
+
+Exit status: 0 measured, 1 measured and a claim does not hold, 2 a part does not exist, 130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import connector, data_script, growth, import_time, stack
+from .machine import REPOSITORY, circumstances
+from .report import Part
+
+PARTS: dict[str, Callable[[int], Part]] = {
+    "connector": connector.run,
+    "growth": growth.run,
+    "data": data_script.run,
+    "import": import_time.run,
+    "stack": stack.run,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="See tests/benchmarks/README.md.")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; all when none is named")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each figure is taken; the median is shown")
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "outputs" / "benchmarks.json")
+    options = parser.parse_args()
+    unknown = [name for name in options.parts if name not in PARTS]
+    if unknown or options.rounds < 1:
+        parser.error(f"expected parts of {', '.join(PARTS)} and at least one round, found {unknown or options.rounds}")
+    _allow_many_sockets()
+    found = circumstances(shlex.join(["python", "-m", "tests.benchmarks", *sys.argv[1:]]))
+    parts: list[Part] = []
+    for name in options.parts or PARTS:
+        print(f"measuring {name}", file=sys.stderr, flush=True)
+        parts.append(PARTS[name](options.rounds))
+        print(f"\n{parts[-1]}\n", flush=True)
+        _write(options.output, {**found, "parts": {part.name: part.as_json() for part in parts}})
+    print(f"written to {options.output}", file=sys.stderr)
+    return int(not all(claim.holds for part in parts for claim in part.claims))
+
+
+def _allow_many_sockets() -> None:
+    """As many open files as this user may have, for this process and those that it starts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _write(path: Path, content: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without an orderly stop of what was started
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
