@@ -19,8 +19,8 @@ STACK := $(PY) -m local_stack
 SCAN := $(PY) $(EXAMPLE)/eval_nemogym_via_api.py --concurrency "$(CONCURRENCY)" --passes "$(PASSES)" $(if $(LIMIT),--limit "$(LIMIT)")
 
 .DEFAULT_GOAL := help
-.PHONY: help venv miles-venv setup test test-fast test-miles test-docker test-browser lint docs-check format golden-scan policy-scan \
-	envs data eval-specs report serve doctor train train-dry-run miles-flags upstream-pr bench lock clean
+.PHONY: help venv miles-venv engine setup test test-fast test-miles test-docker test-browser lint docs-check format \
+	golden-scan policy-scan envs data eval-specs report serve doctor train train-dry-run miles-flags upstream-pr bench lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -50,10 +50,11 @@ test-browser: venv  ## the page of make report in a headless Chromium (CHROMIUM=
 test-miles: setup miles-venv  ## Miles' rollout on a CPU, in front of that NeMo Gym (MILES=<checkout>: its code)
 	$(TEST_MILES)
 
-test-docker: venv  ## episodes in docker, on an engine of its own (Linux, as root; on Debian it fetches what it needs)
-	@exec $(PY) tools/docker_engine.py --check
-	@exec $(STACK) setup --with-parent
+test-docker: engine setup  ## episodes in docker, on an engine of its own (Linux, as root; on Debian it fetches what it needs)
 	$(PY) -m pytest tests/docker
+
+engine: venv
+	@exec $(PY) tools/docker_engine.py --check
 
 lint: venv  ## ruff, autoflake, isort, black, links and paths of the pages: check only
 	$(VENV)/bin/ruff check $(SOURCES)

@@ -53,7 +53,8 @@ def check_engine() -> None:
         docker("version", "--format", "{{.Server.Version}}", timeout_s=_ASK_TIMEOUT_S)
     except StackError as error:
         advice = next((advice for sign, advice in _ADVICE.items() if sign in str(error).lower()), "")
-        raise StackError(f"no docker engine for SANDBOX=docker: {error}. {advice}".rstrip()) from None
+        said = str(error) if str(error).endswith(("?", ".")) else f"{error}."
+        raise StackError(f"no docker engine for SANDBOX=docker: {said} {advice}".rstrip()) from None
 
 
 def run_arguments(run: Path, *, machine: str | None = None) -> list[str]:
