@@ -18,7 +18,7 @@ from typing import Any
 
 from .payloads import task_row
 
-Episode = Callable[[str, int], Awaitable[dict[str, Any]]]
+Episode = Callable[[str, int, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _TICK_S = 0.01
 _WARM_UP = 32
@@ -34,9 +34,9 @@ async def connector(at_a_time: int) -> AsyncIterator[Episode]:
 
     os.environ["NEMO_GYM_MAX_CONCURRENCY"] = str(at_a_time)
 
-    async def episode(url: str, index: int) -> dict[str, Any]:
+    async def episode(url: str, index: int, row: dict[str, Any]) -> dict[str, Any]:
         os.environ["NEMO_GYM_URL"] = url
-        return await run(_session(index), "", request_kwargs={"temperature": 1.0}, metadata=task_row(index))
+        return await run(_session(index), "", request_kwargs={"temperature": 1.0}, metadata=row)
 
     yield episode
 
@@ -50,8 +50,8 @@ async def bare_aiohttp(at_a_time: int) -> AsyncIterator[Episode]:
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
     ) as session:
 
-        async def episode(url: str, index: int) -> dict[str, Any]:
-            async with session.post(f"{url}/run", json=_request(index)) as response:
+        async def episode(url: str, index: int, row: dict[str, Any]) -> dict[str, Any]:
+            async with session.post(f"{url}/run", json=_request(index, row)) as response:
                 return _kept(await response.json())
 
         yield episode
@@ -64,9 +64,9 @@ async def httpx_client_per_call(at_a_time: int) -> AsyncIterator[Episode]:
 
     tls = httpx.create_ssl_context()
 
-    async def episode(url: str, index: int) -> dict[str, Any]:
+    async def episode(url: str, index: int, row: dict[str, Any]) -> dict[str, Any]:
         async with httpx.AsyncClient(timeout=None, verify=tls) as client:
-            response = await client.post(f"{url}/run", json=_request(index))
+            response = await client.post(f"{url}/run", json=_request(index, row))
             response.raise_for_status()
             return _kept(response.json())
 
@@ -78,15 +78,15 @@ async def requests_in_threads(at_a_time: int) -> AsyncIterator[Episode]:
     """``requests.post`` in a thread for each open call."""
     import requests
 
-    def call(url: str, index: int) -> dict[str, Any]:
-        response = requests.post(f"{url}/run", json=_request(index))
+    def call(url: str, index: int, row: dict[str, Any]) -> dict[str, Any]:
+        response = requests.post(f"{url}/run", json=_request(index, row))
         response.raise_for_status()
         return _kept(response.json())
 
     with ThreadPoolExecutor(at_a_time) as threads:
 
-        async def episode(url: str, index: int) -> dict[str, Any]:
-            return await asyncio.get_running_loop().run_in_executor(threads, call, url, index)
+        async def episode(url: str, index: int, row: dict[str, Any]) -> dict[str, Any]:
+            return await asyncio.get_running_loop().run_in_executor(threads, call, url, index, row)
 
         yield episode
 
@@ -98,9 +98,9 @@ def _session(index: int) -> str:
     return f"http://127.0.0.1:9/sessions/{index:032x}"
 
 
-def _request(index: int) -> dict[str, Any]:
+def _request(index: int, row: dict[str, Any]) -> dict[str, Any]:
     params = {"input": [], "temperature": 1.0}
-    return {**task_row(index), "responses_create_params": params, "policy_base_url": f"{_session(index)}/v1"}
+    return {**row, "responses_create_params": params, "policy_base_url": f"{_session(index)}/v1"}
 
 
 def _kept(answer: dict[str, Any]) -> dict[str, Any]:
@@ -128,13 +128,15 @@ async def measure(
         turn) and ``memory_mib`` (the process's peak).
     """
     stall = _Stall()
+    samples = [(index, task_row(index)) for index in range(episodes * waves)]  # no two are one, as in a run of Miles
     async with CLIENTS[name](at_a_time) as episode:
-        await asyncio.gather(*(episode(f"{server}/0", index) for index in range(_WARM_UP)))
+        await asyncio.gather(*(episode(f"{server}/0", *sample) for sample in samples[:_WARM_UP]))
         watching = asyncio.create_task(stall.watch())
         cpu, start = time.process_time(), time.monotonic()
         results = []
-        for _ in range(waves):
-            results += await asyncio.gather(*(episode(f"{server}/{seconds:g}", index) for index in range(episodes)))
+        for first in range(0, len(samples), episodes):
+            wave = samples[first : first + episodes]
+            results += await asyncio.gather(*(episode(f"{server}/{seconds:g}", *sample) for sample in wave))
         wall = time.monotonic() - start
         watching.cancel()
     cpu = time.process_time() - cpu  # closing what was kept open is part of it

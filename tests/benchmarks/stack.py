@@ -25,6 +25,7 @@ from .report import Claim, Part
 CONCURRENCIES = (1, 4, 8)
 
 _WARM_TIMES = 5
+_AT_LEAST = 12
 _TIMEOUT_S = 300.0
 _GRADING = Path(__file__).with_name("sandbox_grading.py")
 # What an episode's worker imports before it can do anything.
@@ -40,11 +41,11 @@ def run(rounds: int) -> Part:
         started = time.monotonic() - start
         idle_mib = _memory_mib(stack.run)
         found = asyncio.run(_measure(stack, paths, tasks, rounds))
-        worker_mib = (_memory_mib(stack.run) - idle_mib) / max(CONCURRENCIES)
+        worker_mib = max(_mib(process) for process in _processes_of(stack.run) if _is_worker(process))
     rows = [
         _row("start of NeMo Gym until it is ready", "s", started),
         _row("its memory, idle", "MiB", idle_mib),
-        _row("memory of a worker, of which each open episode has one", "MiB", worker_mib),
+        _row("memory of a worker (the largest), of which each open episode has one", "MiB", worker_mib),
         *_worker_start(paths),
         *found.rows,
     ]
@@ -58,7 +59,7 @@ class _Found:
 
 
 async def _measure(stack: Stack, paths: Paths, tasks: list[dict], rounds: int) -> _Found:
-    found, calls, times = _Found(), _Calls(), rounds * _WARM_TIMES
+    found, calls = _Found(), _Calls()
     async with serving(calls.watched(make_app(tasks))) as url:
 
         async def golden() -> Outcome:
@@ -78,37 +79,37 @@ async def _measure(stack: Stack, paths: Paths, tasks: list[dict], rounds: int) -
 
         cold = await _seconds(golden)
         warm, gradings = [], []
-        for _ in range(times):  # in turn: a machine is not equally busy all the time
-            warm.append(await _seconds(golden))
-            gradings.append(_bare_grading(paths, tasks[0]))
+        for _ in range(2 * rounds):  # in turn: a machine is not equally busy all the time
+            warm += [await _seconds(golden) for _ in range(_WARM_TIMES)]
+            gradings += [_bare_grading(paths, tasks[0]) for _ in range(_WARM_TIMES)]
         parts = {step: statistics.median(grading[step] for grading in gradings) for step in gradings[0]}
         found.rows += _golden_rows(cold, statistics.median(warm), parts)
         claim = "warm golden episode, of its own tests run bare in the same sandbox"
         found.claims.append(Claim(claim, statistics.median(warm) / parts["tests"], 1.5))
 
         await _seconds(policy)
-        found.rows += _policy_rows([await calls.phases(policy) for _ in range(times)])
-        for concurrency in reversed(CONCURRENCIES):  # the most first: it starts all the workers
-            await asyncio.gather(*(_seconds(golden) for _ in range(concurrency)))
-            for name, episode in (("golden", golden), ("policy", policy)):
-                found.rows += await _throughput(stack, name, episode, concurrency)
+        found.rows += _policy_rows([await calls.phases(policy) for _ in range(rounds * _WARM_TIMES)])
+        for name, episode in (("golden", golden), ("policy", policy)):
+            for concurrency in CONCURRENCIES:
+                found.rows += await _throughput(name, episode, concurrency)
     return found
 
 
-async def _throughput(stack: Stack, name: str, episode: Callable, concurrency: int) -> list[dict]:
+async def _throughput(name: str, episode: Callable, concurrency: int) -> list[dict]:
     places = asyncio.Semaphore(concurrency)
-    count = 2 * max(concurrency, 2)
+    count = max(_AT_LEAST, 3 * concurrency)
 
     async def one() -> None:
         async with places:
             await _seconds(episode)
 
-    cpu, start = _cpu_s(stack.run), time.monotonic()
+    await asyncio.gather(*(one() for _ in range(concurrency)))  # starts the workers
+    cpu, start = _machines_cpu_s(), time.monotonic()
     await asyncio.gather(*(one() for _ in range(count)))
-    wall, cpu = time.monotonic() - start, _cpu_s(stack.run) - cpu
+    wall, cpu = time.monotonic() - start, _machines_cpu_s() - cpu
     return [
         _row(f"{name} episodes a minute, {concurrency} at a time", "1/min", 60 * count / wall),
-        _row(f"CPU of a {name} episode, {concurrency} at a time, its sandbox included", "s", cpu / count),
+        _row(f"CPU of the machine for a {name} episode, {concurrency} at a time", "s", cpu / count),
     ]
 
 
@@ -229,19 +230,23 @@ def _processes_of(run: Path) -> list[Path]:
 
 def _memory_mib(run: Path) -> float:
     """Memory of the run's processes, what they share counted once."""
-    total = 0
-    for process in _processes_of(run):
-        with contextlib.suppress(OSError):
-            lines = (process / "smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+    return sum(map(_mib, _processes_of(run)))
 
 
-def _cpu_s(run: Path) -> float:
-    """CPU time of the run's processes and of those that they have waited for."""
-    ticks = 0
-    for process in _processes_of(run):
-        with contextlib.suppress(OSError):
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+def _mib(process: Path) -> float:
+    with contextlib.suppress(OSError):
+        lines = (process / "smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return 0.0
+
+
+def _is_worker(process: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (process / "cmdline").read_bytes().startswith((b"ray::IDLE", b"ray::runner"))
+    return False
+
+
+def _machines_cpu_s() -> float:
+    """CPU time that the whole machine has spent: Ray's workers take theirs with them when they end."""
+    user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split()[1:9]
+    return sum(map(int, (user, nice, system, irq, softirq))) / os.sysconf("SC_CLK_TCK")
