@@ -40,8 +40,14 @@ def docker(tmp_path):
 @pytest.mark.parametrize(
     "message, advice",
     [
-        ("permission denied while trying to connect to the Docker daemon socket", "socket. Let your user use it, `sudo usermod"),
-        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "running? Start it, `sudo systemctl start"),
+        (
+            "permission denied while trying to connect to the Docker daemon socket",
+            "socket. Let your user use it, `sudo usermod",
+        ),
+        (
+            "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?",
+            "running? Start it, `sudo systemctl start",
+        ),
         ("something else", "something else"),
     ],
 )

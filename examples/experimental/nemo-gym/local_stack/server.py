@@ -309,6 +309,8 @@ def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # An episode reserves a quarter of a CPU; it mostly waits.
         "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": max(2, concurrency // 2)}),
+        # Ray ends idle workers beyond the number of CPUs after a second; a new one takes a CPU 5 s to start.
+        "RAY_num_workers_soft_limit": str(concurrency),
         # By default Ray runs a task again whose worker died: a second episode in the same session.
         "RAY_TASK_MAX_RETRIES": "0",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",

