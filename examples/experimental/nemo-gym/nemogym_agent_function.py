@@ -60,7 +60,6 @@ from nemogym_contract import (
     build_run_request,
     join_url,
     name_episode,
-    read_environment_response,
     read_run_response,
     to_json,
     wildcard_ip_version,
@@ -73,6 +72,7 @@ from nemogym_environments import (
     build_environment_request,
     is_environment_row,
     policy_fields,
+    read_environment_response,
     task_key,
     task_name,
 )

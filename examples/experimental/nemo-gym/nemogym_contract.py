@@ -492,10 +492,6 @@ _POLICY_API_ERRORS = frozenset(
 
 # Set on answers of NeMo Gym whose sample it would not train.
 _FAILURE_FLAGS = ("mask_sample", "failure_kind", "error")
-# Fields of an environment's answer that repeat the conversation or are told apart.
-_NOT_REPORTED = frozenset(
-    {"reward", "response", "responses_create_params", "ng_trajectory", "ng_model_call_capture", "mask_sample"}
-)
 # NeMo Gym hands a failure of a model server on with the server's name before it.
 _SESSION_MODEL = "MilesSessionModel"
 
@@ -512,13 +508,10 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
     Returns:
         An Outcome; never raises for anything a server can send.
     """
-    answer = _read_answer(status, body)
+    answer = read_answer(status, body)
     if isinstance(answer, Outcome):
         return answer
-    reward = _finite_number(answer.get("reward"))
     report = _as_dict(answer.get("metadata"))
-    if reward is None:
-        return _no_reward(answer, report)
     if not report and not isinstance(answer.get("response"), dict):
         return Outcome("ServerError", detail=f"expected a report or a transcript with the reward: {_excerpt(body)}")
 
@@ -526,37 +519,17 @@ def read_run_response(status: int, body: bytes | str, row: Mapping[str, Any], *,
         return _read_failure(report)
     if flags := {key: answer[key] for key in _FAILURE_FLAGS if answer.get(key)}:
         return Outcome("UnknownError", eval_report=report, detail=f"the server masks this sample: {flags}"[:500])
-    outcome = _read_grade(reward, report, answer.get("response"), row, golden=golden)
-    return outcome if golden else replace(outcome, agent_metrics=_agent_metrics(answer.get("response"), report))
+    outcome = _read_grade(answer["reward"], report, answer.get("response"), row, golden=golden)
+    return outcome if golden else replace(outcome, agent_metrics=agent_metrics(answer.get("response"), report))
 
 
-def read_environment_response(status: int, body: bytes | str, row: Mapping[str, Any]) -> Outcome:
-    """What an answer to ``POST /run`` for a NeMo Gym row says about the policy: any finite reward is a verdict.
+def read_answer(status: int, body: bytes | str) -> dict[str, Any] | Outcome:
+    """The answer as an object with a finite ``reward``, or what became of the episode where it is none.
 
     Args:
         status: HTTP status.
         body: the answer as received.
-        row: the row that was sent; what the answer repeats of it is not reported.
-
-    Returns:
-        An Outcome; never raises for anything a server can send.
     """
-    answer = _read_answer(status, body)
-    if isinstance(answer, Outcome):
-        return answer
-    reward = _finite_number(answer.get("reward"))
-    report = {key: value for key, value in answer.items() if key not in row and key not in _NOT_REPORTED}
-    if reward is None:
-        return _no_reward(answer, report)
-    if answer.get("mask_sample"):
-        found = f"failure_kind {answer.get('failure_kind')!r}, {answer.get('failure_reason')!r}"
-        detail = f"the environment masks this sample, its reward measures nothing: {found}"
-        return Outcome("UnknownError", eval_report=report, detail=detail[:500])
-    return Outcome("Graded", reward, eval_report=report, agent_metrics=_agent_metrics(answer.get("response"), {}))
-
-
-def _read_answer(status: int, body: bytes | str) -> dict[str, Any] | Outcome:
-    """The answer as an object, or what became of the episode where it is none."""
     if status != 200:
         text = body.decode(errors="replace") if isinstance(body, bytes) else body
         if (mention := text.find(_SESSION_MODEL)) >= 0:
@@ -568,12 +541,12 @@ def _read_answer(status: int, body: bytes | str) -> dict[str, Any] | Outcome:
         answer = None
     if not isinstance(answer, dict):
         return Outcome("ServerError", detail=f"expected a JSON object, found: {_excerpt(body)}")
-    return answer
-
-
-def _no_reward(answer: dict[str, Any], report: dict[str, Any]) -> Outcome:
-    found = repr(answer["reward"]) if "reward" in answer else "none"
-    return Outcome("ServerError", eval_report=report, detail=f"expected a finite reward, found {found[:200]}")
+    reward = _finite_number(answer.get("reward"))
+    if reward is None:
+        found = repr(answer["reward"]) if "reward" in answer else "none"
+        report = _as_dict(answer.get("metadata"))
+        return Outcome("ServerError", eval_report=report, detail=f"expected a finite reward, found {found[:200]}")
+    return {**answer, "reward": reward}
 
 
 def _read_failure(report: dict[str, Any]) -> Outcome:
@@ -725,7 +698,13 @@ def _ends_with_unanswered_call(output: Any) -> bool:
     return isinstance(last, dict) and last.get("type") == "function_call"
 
 
-def _agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
+def agent_metrics(response: Any, report: dict[str, Any]) -> dict[str, Any]:
+    """What an episode did: ``turns`` and ``tool_calls`` of its transcript, and whether its patch is ``tampered``.
+
+    Args:
+        response: the answer's transcript.
+        report: the answer's ``metadata``.
+    """
     metrics: dict[str, Any] = {}
     output = _as_dict(response).get("output")
     if isinstance(output, list):

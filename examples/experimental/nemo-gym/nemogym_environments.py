@@ -1,4 +1,5 @@
-"""NeMo Gym's own rows: what is sent for one, which agent server runs it, and how its agent reaches the policy.
+"""NeMo Gym's own rows: what is sent for one, what the answer means, which agent server runs it, and how its agent reaches
+the policy.
 
 A row of any NeMo Gym environment is ``{"responses_create_params": {"input", "tools", ...}, "agent_ref", <fields of its
 verifier>}`` and goes to ``/run`` as it is; the trainer adds sampling settings. There are two ways for the agent to reach
@@ -19,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from nemogym_contract import NOT_FORWARDED, build_responses_create_params
+from nemogym_contract import NOT_FORWARDED, Outcome, agent_metrics, build_responses_create_params, read_answer
 
 Way = Literal["policy_base_url", "session_model"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -29,6 +30,10 @@ SET_ASIDE = "nemo_gym_fields"
 
 # Numbers of a rollout collection, which NeMo Gym would make part of the rollout id (nemo_gym/rollout_correlation.py).
 _NUMBERING = re.compile(r"_ng_.*")
+# Fields of an environment's answer that repeat the conversation or are told apart.
+_NOT_REPORTED = frozenset(
+    {"reward", "response", "responses_create_params", "ng_trajectory", "ng_model_call_capture", "mask_sample"}
+)
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9.-]")
 _SESSION_PATH = re.compile(r"/sessions/([A-Za-z0-9-]+)/v1")
 _LONGEST_ROLLOUT_ID = 230  # NeMo Gym makes a file name of it
@@ -166,6 +171,33 @@ def _object_or_none(value: Any, *, name: str) -> dict[str, Any]:
 
 def _excerpt(value: Any) -> str:
     return f"{value!r:.{_LONGEST_SHOWN}}"
+
+
+# --- answer -----------------------------------------------------------------------
+
+
+def read_environment_response(status: int, body: bytes | str, row: Mapping[str, Any]) -> Outcome:
+    """What an answer to ``POST /run`` for a NeMo Gym row says about the policy: any finite reward is a verdict.
+
+    Args:
+        status: HTTP status.
+        body: the answer as received.
+        row: the row that was sent; what the answer repeats of it is not reported.
+
+    Returns:
+        An Outcome; never raises for anything a server can send.
+    """
+    answer = read_answer(status, body)
+    if isinstance(answer, Outcome):
+        return answer
+    report = {key: value for key, value in answer.items() if key not in row and key not in _NOT_REPORTED}
+    if answer.get("mask_sample"):
+        found = f"failure_kind {answer.get('failure_kind')!r}, {answer.get('failure_reason')!r}"
+        detail = f"the environment masks this sample, its reward measures nothing: {found}"
+        return Outcome("UnknownError", eval_report=report, detail=detail[:500])
+    return Outcome(
+        "Graded", answer["reward"], eval_report=report, agent_metrics=agent_metrics(answer.get("response"), {})
+    )
 
 
 # --- the way to the policy --------------------------------------------------------

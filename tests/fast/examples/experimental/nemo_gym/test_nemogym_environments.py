@@ -4,11 +4,11 @@ import copy
 import json
 
 import pytest
-from nemogym_contract import read_environment_response
 from nemogym_environments import (
     build_environment_request,
     find_agent_url,
     policy_fields,
+    read_environment_response,
     row_metadata,
     task_key,
     way_of_agent,
