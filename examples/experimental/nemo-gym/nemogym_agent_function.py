@@ -177,7 +177,8 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         return _logged(Outcome("ServerError", detail=str(error)), row)
     except ValueError as error:
         return _logged(Outcome("UngradableInstance", detail=str(error)), row)
-    settings = replace(settings, servers=tuple(servers))
+    if tuple(servers) != settings.servers:
+        settings = replace(settings, servers=tuple(servers))
     return await _run_to_its_end(_Episode(row, request, settings, way=way, session_url=base_url))
 
 
@@ -252,7 +253,7 @@ async def run_episode(
 # --- one episode ------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Episode:
     """``session_url``: the sample's session, as Miles knows it; None leaves the request's policy as it is."""
 
@@ -439,21 +440,34 @@ class Settings:
         Raises:
             ValueError: one has a value that cannot be worked with; it is named.
         """
-        return cls(
-            servers=_servers_of("NEMO_GYM_URL", os.environ.get("NEMO_GYM_URL", "").strip() or cls.servers[0]),
-            head_urls=_head_urls(),
-            way=_way(),
-            timeout_s=_seconds("NEMO_GYM_RUN_TIMEOUT", cls.timeout_s),
-            drain_timeout_s=_seconds("NEMO_GYM_DRAIN_TIMEOUT", cls.drain_timeout_s),
-            limits=Limits(
-                concurrency=_count("NEMO_GYM_MAX_CONCURRENCY", cls.limits.concurrency),
-                outage_wait_s=_seconds("NEMO_GYM_OUTAGE_WAIT", cls.limits.outage_wait_s),
-            ),
-            external_host=_external_host(os.environ.get("MILES_ROUTER_EXTERNAL_HOST", "").strip()),
-        )
+        return _settings_of(tuple(os.environ.get(name, "").strip() for name in _VARIABLES))
 
 
-@functools.lru_cache(maxsize=64)
+_VARIABLES = (
+    *("NEMO_GYM_URL", "NEMO_GYM_HEAD_URL", "NEMO_GYM_POLICY_VIA", "NEMO_GYM_RUN_TIMEOUT", "NEMO_GYM_DRAIN_TIMEOUT"),
+    *("NEMO_GYM_MAX_CONCURRENCY", "NEMO_GYM_OUTAGE_WAIT", "MILES_ROUTER_EXTERNAL_HOST"),
+)
+
+
+@functools.lru_cache(maxsize=16)
+def _settings_of(values: tuple[str, ...]) -> Settings:
+    """Settings from the values of ``_VARIABLES``: the same object for the same values, which thousands of episodes hold."""
+    texts, default = dict(zip(_VARIABLES, values, strict=True)), Settings()
+    head = texts["NEMO_GYM_HEAD_URL"] or ("" if texts["NEMO_GYM_URL"] else "http://localhost:11000")
+    return Settings(
+        servers=_servers_of("NEMO_GYM_URL", texts["NEMO_GYM_URL"] or default.servers[0]),
+        head_urls=_servers_of("NEMO_GYM_HEAD_URL", head) if head else (),
+        way=_way(texts["NEMO_GYM_POLICY_VIA"] or "auto"),
+        timeout_s=_seconds("NEMO_GYM_RUN_TIMEOUT", texts, default.timeout_s),
+        drain_timeout_s=_seconds("NEMO_GYM_DRAIN_TIMEOUT", texts, default.drain_timeout_s),
+        limits=Limits(
+            concurrency=_count("NEMO_GYM_MAX_CONCURRENCY", texts, default.limits.concurrency),
+            outage_wait_s=_seconds("NEMO_GYM_OUTAGE_WAIT", texts, default.limits.outage_wait_s),
+        ),
+        external_host=_external_host(texts["MILES_ROUTER_EXTERNAL_HOST"]),
+    )
+
+
 def _servers_of(name: str, text: str) -> tuple[str, ...]:
     urls: dict[tuple, str] = {}
     try:
@@ -467,21 +481,12 @@ def _servers_of(name: str, text: str) -> tuple[str, ...]:
     return tuple(urls.values())
 
 
-def _head_urls() -> tuple[str, ...]:
-    named = os.environ.get("NEMO_GYM_HEAD_URL", "").strip()
-    if not named and os.environ.get("NEMO_GYM_URL", "").strip():
-        return ()
-    return _servers_of("NEMO_GYM_HEAD_URL", named or "http://localhost:11000")
+def _way(text: str) -> Way | None:
+    if text not in ("auto", *WAYS):
+        raise ValueError(f"NEMO_GYM_POLICY_VIA: expected auto, {' or '.join(WAYS)}, found {text!r}")
+    return None if text == "auto" else text
 
 
-def _way() -> Way | None:
-    value = os.environ.get("NEMO_GYM_POLICY_VIA", "").strip() or "auto"
-    if value not in ("auto", *WAYS):
-        raise ValueError(f"NEMO_GYM_POLICY_VIA: expected auto, {' or '.join(WAYS)}, found {value!r}")
-    return None if value == "auto" else value
-
-
-@functools.lru_cache(maxsize=64)
 def _external_host(host: str) -> str:
     try:
         build_policy_base_url("http://any", external_host=host)
@@ -490,8 +495,8 @@ def _external_host(host: str) -> str:
     return host
 
 
-def _seconds(name: str, default: float) -> float:
-    text = os.environ.get(name, "").strip()
+def _seconds(name: str, texts: Mapping[str, str], default: float) -> float:
+    text = texts[name]
     try:
         seconds = float(text) if text else default
     except ValueError:
@@ -501,8 +506,8 @@ def _seconds(name: str, default: float) -> float:
     return seconds
 
 
-def _count(name: str, default: int) -> int:
-    text = os.environ.get(name, "").strip()
+def _count(name: str, texts: Mapping[str, str], default: int) -> int:
+    text = texts[name]
     try:
         count = int(text) if text else default
     except ValueError:

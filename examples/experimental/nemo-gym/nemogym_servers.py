@@ -198,7 +198,7 @@ class Server:
             logger.warning("%s works again after %.0f s", without_userinfo(self.url), now - outage.since)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Waiter:
     instance: str
     home: list[Server]
@@ -315,9 +315,9 @@ class Pool:
 
     def _dispatch(self) -> None:
         """Give out what places there are; with none, see to it that this runs again when there may be one."""
-        if not self._waiters and not self._outage_told:
-            return
         now = time.monotonic()
+        if not self._outage_told and (not self._waiters or self._is_full(now)):
+            return
         skipped: list[_Waiter] = []
         while self._waiters and (not skipped or skipped[-1].avoid):  # others may take what one has to avoid
             waiter = self._waiters.popleft()
@@ -332,6 +332,11 @@ class Pool:
         if self._waiters and now >= self._outage_ends(self._waiters[0].limits):
             self._refuse_all(now)
         self._wake_later(now)
+
+    def _is_full(self, now: float) -> bool:
+        """Whether every server works and has no room: nothing is to be given out, and nothing to be waited for."""
+        limits = self._waiters[0].limits
+        return not any(server.outage or server.has_room(limits, now) for server in self.servers)
 
     def _outage_ends(self, limits: Limits) -> float:
         """When waiting ends, in monotonic seconds; infinite while a server works, or a first trial may show that."""
