@@ -34,7 +34,7 @@ miles-venv: venv
 	@$(PY) tools/setup_venv.py $(MILES_VENV) tests/miles/requirements.txt 3.11
 	@$(if $(MILES),$(PY) tools/setup_venv.py $(SGLANG_VENV) tests/miles/requirements-sglang.txt 3.11)
 
-setup: venv  ## install everything and build the tasks (once; 1.5 GB)
+setup: venv  ## install everything and build the tasks (once; 2.5 GB)
 	@exec $(STACK) setup --with-parent
 
 test: lint setup miles-venv test-fast  ## lint, offline tests, tests on a real NeMo Gym, Miles' rollout in front of it
@@ -78,7 +78,8 @@ SETTINGS := DATA='$(DATA)' LIMIT='$(LIMIT)' PASSES='$(PASSES)' CONCURRENCY='$(CO
 CHECK = $(1) --check-only $(if $(DATA),--input "$(DATA)") || { echo "the settings of make: $(SETTINGS)" >&2; exit 2; }
 # Unfinished scans are resumed. A finished one of the local tasks runs again: it is to prove this machine as it is now.
 TASKS = --input "$(or $(DATA),$(LOCAL_STACK_DIR)/tasks.jsonl)" $(if $(DATA),,--again)
-GOLDEN_SCAN = $(SCAN) --golden --output outputs/golden.jsonl $(ARGS)
+# What is proven in one sandbox is not proven in the other.
+GOLDEN_SCAN = $(SCAN) --golden --output outputs/golden$(if $(filter docker,$(SANDBOX)),-docker).jsonl $(ARGS)
 
 ifdef NEMO_GYM_URL
 golden-scan: venv

@@ -1,13 +1,17 @@
 """The pure parts of the benchmarks: payloads, statistics, tables, claims and their JSON. Nothing here takes the time."""
 
 import json
+import sys
 
 import pytest
-from nemogym_contract import build_run_request, read_run_response
 
 from tests.benchmarks.connector import claims
+from tests.benchmarks.machine import EXAMPLE
 from tests.benchmarks.payloads import ANSWER_BYTES, REQUEST_BYTES, graded_answer, task_row
 from tests.benchmarks.report import Claim, Part, medians, spread, table
+
+sys.path.insert(0, str(EXAMPLE))
+from nemogym_contract import build_run_request, read_run_response
 
 
 def test_payloads_have_their_size_and_are_what_the_connector_sends_and_reads():

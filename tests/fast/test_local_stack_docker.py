@@ -70,6 +70,15 @@ def test_no_docker_at_all_is_refused(tmp_path):
     assert done.returncode == 2 and "there is no program `docker`" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("sandbox, file", [("docker", "golden-docker.jsonl"), ("bubblewrap", "golden.jsonl")])
+def test_a_scan_has_one_sandboxs_results(sandbox, file):
+    root = Path(__file__).resolve().parents[2]
+    command = ["make", "--dry-run", "golden-scan", f"SANDBOX={sandbox}"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"--output outputs/{file}" in done.stdout
+
+
 def test_another_sandbox_is_refused(tmp_path):
     done = _setup(tmp_path, SANDBOX="podman")
     assert done.returncode == 2 and "'podman'" in done.stderr and "bubblewrap" in done.stderr
