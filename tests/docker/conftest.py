@@ -99,8 +99,10 @@ def docker_servers(paths: Paths, engine: Engine, command_environment: dict[str, 
         command, env={**command_environment, "SANDBOX": "docker"}, stdout=subprocess.PIPE, text=True
     )
     try:
-        lines = [server.stdout.readline() for _ in range(5)]
-        assert lines[-1] == "Ctrl-C stops it.\n", lines
+        lines = []
+        while "Ctrl-C stops it.\n" not in lines:  # others before it: it may wait for another set-up
+            lines.append(server.stdout.readline())
+            assert lines[-1], f"it ended: {lines}"
         yield Servers(policy_url=f"http://{HOST}:{port}", golden_url=f"http://{HOST}:{port + 1}")
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=60) == 130

@@ -41,9 +41,13 @@ def test_an_engine_ends_with_what_started_it(command_environment, how):
         try:
             folder = Path(tool.stdout.readline().strip().removeprefix("unix://")).parent
             assert (folder / "data").is_dir()
-            names = list(_processes_with(mark).values())
+            deadline = time.monotonic() + 30  # the command is a shell before it sleeps
+            while (names := list(_processes_with(mark).values())).count("sleep") < 3:
+                assert (
+                    time.monotonic() < deadline
+                ), f"expected those of the namespaces, the command, the container: {names}"
+                time.sleep(0.1)
             assert {"dockerd", "containerd", "docker-init"} <= set(names), names
-            assert names.count("sleep") == 3, "of the namespaces, the command, the container"
             tool.send_signal(how)
             assert tool.wait(timeout=30) == (143 if how == signal.SIGTERM else -signal.SIGKILL)
         finally:

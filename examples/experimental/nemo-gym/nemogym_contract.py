@@ -129,15 +129,45 @@ class Outcome:
     def as_metadata(self) -> dict[str, Any]:
         """The dict Miles merges into ``sample.metadata``: without a verdict it has no ``reward`` key.
 
+        Miles copies, pickles and sends it on as JSON (miles/rollout/session/): a report for which that would raise is left
+        out.
+
         Session server v2 takes a ``reward`` key, whatever its value, as the sample's reward and then calls no reward
         hook (miles/rollout/session/v2/postprocessor_hub/default_postprocess.py).
         """
-        metadata: dict[str, Any] = {"exit_status": self.exit_status, "eval_report": self.eval_report}
+        report = self.eval_report if _is_storable(self.eval_report, _DEEPEST_REPORT) else _NOT_STORABLE
+        metadata: dict[str, Any] = {"exit_status": self.exit_status, "eval_report": dict(report)}
         if self.reward is not None:
             metadata["reward"] = self.reward
         if self.agent_metrics:
             metadata["agent_metrics"] = self.agent_metrics
         return metadata
+
+
+_DEEPEST_REPORT = 100
+_NOT_STORABLE = {
+    "left_out": "expected a report of JSON values, at most 100 levels deep, with finite numbers and UTF-8 text"
+}
+
+
+def _is_storable(value: Any, levels: int) -> bool:
+    if isinstance(value, str):
+        return value.isascii() or _encodes(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return levels > 0 and all(_is_storable(part, levels - 1) for item in value.items() for part in item)
+    if isinstance(value, list):
+        return levels > 0 and all(_is_storable(part, levels - 1) for part in value)
+    return True
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_verdict(metadata: Any) -> float | None:
@@ -358,9 +388,9 @@ def build_run_request(
     instance_id, subset = _checked_names(row)
     task = {key: value for key, value in row.items() if key not in NOT_FORWARDED}
     for key, value in task.items():
-        for part in (key, value):
-            if not _is_ascii(part):  # as most of a row is
-                _check_json(part, name=f"row field {key!r}")
+        if not (_is_ascii(key) and _is_ascii(value)):  # as most of a row is
+            _check_json({key: None}, name=f"row field {key!r}")
+            _check_json(value, name=f"row field {key!r}")
 
     request = {
         **task,

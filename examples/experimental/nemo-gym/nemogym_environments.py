@@ -113,7 +113,7 @@ def build_environment_request(row: Mapping[str, Any], request_kwargs: Mapping[st
     fields = {key: value for key, value in row.items() if not is_reserved(key)} | aside
     request = {**fields, "responses_create_params": {**own, **_sampling(own, request_kwargs)}}
     try:
-        json.dumps(request, allow_nan=False, ensure_ascii=False).encode()
+        json.dumps(request, allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"expected the row to be JSON: {error}") from None
     return request

@@ -591,3 +591,37 @@ def test_what_is_read_is_what_json_reads(either_json, text):
 def test_what_is_no_json_is_refused(either_json, text):
     with pytest.raises((ValueError, RecursionError)):
         contract.from_json(text)
+
+
+# --- what reaches Miles -----------------------------------------------------------
+
+
+def _nested(levels: int) -> dict:
+    value: dict = {}
+    for _ in range(levels):
+        value = {"a": [value]}
+    return value
+
+
+@pytest.mark.parametrize(
+    "report, is_kept",
+    [
+        ({"text": "\u00fc", "tests": ["a", "b"], "score": 0.5, "none": None, "big": 2**70}, True),
+        (_nested(20), True),
+        (_nested(300), False),
+        ({"score": float("nan")}, False),
+        ({"scores": [1.0, float("inf")]}, False),
+        ({"text": "\ud83d"}, False),
+        ({"\ud83d": 1}, False),
+    ],
+)
+def test_a_report_that_miles_cannot_copy_or_send_does_not_reach_it(report, is_kept):
+    metadata = contract.Outcome("Graded", 1.0, eval_report=report).as_metadata()
+    assert (metadata["exit_status"], metadata["reward"]) == ("Graded", 1.0)
+    assert (metadata["eval_report"] == report) is is_kept
+    assert is_kept or list(metadata["eval_report"]) == ["left_out"]
+
+
+def test_a_row_whose_key_is_no_text_is_refused():
+    with pytest.raises(ValueError, match="to be JSON"):
+        contract.build_run_request({"instance_id": "a__b-1", ("a", 1): 1}, {})

@@ -281,3 +281,10 @@ def test_a_failure_of_the_session_model_is_the_policy_endpoints():
     assert (outcome.exit_status, outcome.reward) == ("PolicyEndpointError", None)
     assert outcome.detail.startswith("MilesSessionModel: no answer")
     assert read_environment_response(500, "boom", ROW).exit_status == "ServerError"
+
+
+def test_keys_of_several_types_are_refused():
+    content = {1: 1, "a": 2}
+    row = {**ROW, "responses_create_params": {"input": [{"role": "user", "content": content}]}}
+    with pytest.raises(ValueError, match="to be JSON"):
+        build_environment_request(row, {})
