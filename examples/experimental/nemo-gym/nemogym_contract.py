@@ -1,7 +1,8 @@
 """What goes over the wire to a NeMo Gym agent server, and what its answer means.
 
 Pure: no I/O, no environment variables, standard library only; orjson is used where it is installed. The connector, the
-scan and the tests all use it, so every rule about the wire is here once.
+scan and the tests all use it, so every rule about the wire is here once; what NeMo Gym's own rows have beyond that, both
+ways, is in nemogym_environments.py.
 
     request    build_run_request(row, request_kwargs, policy_base_url)  -> body of POST /run
     response   read_run_response(status, body, row)                     -> Outcome
