@@ -324,7 +324,7 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
     exchange: asyncio.Task | None = None
     try:
         request = await episode.request_in(place)
-        exchange = asyncio.create_task(_exchange(request, episode, place, delivery))
+        exchange = asyncio.create_task(_exchange(request, episode, place, pool, delivery))
         await asyncio.wait({exchange}, timeout=settings.timeout_s - (time.monotonic() - place.started))
         if exchange.done():
             outcome = _outcome_of_exchange(exchange)
@@ -349,9 +349,14 @@ async def _run_in_place(episode: _Episode, place: Place, pool: Pool) -> Outcome:
         _leave(episode, place, pool, exchange, delivery)
 
 
-async def _exchange(request: dict[str, Any], episode: _Episode, place: Place, delivery: Delivery) -> Outcome:
+async def _exchange(
+    request: dict[str, Any], episode: _Episode, place: Place, pool: Pool, delivery: Delivery
+) -> Outcome:
     """Deliver the request and read the answer as soon as it is there: thousands of answers would fill the memory."""
-    status, answer = await post(join_url(place.server.url, "run"), to_json(request), delivery)
+    url = place.server.url
+    if pool.is_in_doubt(place) and not await answers(join_url(url, "health")):
+        raise NotDelivered(f"no answer from {without_userinfo(url)} to an episode, and now none from its /health")
+    status, answer = await post(join_url(url, "run"), to_json(request), delivery)
     return episode.read(status, answer)
 
 

@@ -6,7 +6,7 @@
    pulled once; to the least busy one while that is full or failing.
 3. After 8 episodes in a row without a verdict, of at least two tasks, a server is failing: it gets one trial episode at
    a time, with doubling pauses, until one ends with a verdict. A server that has worked and now refuses connections is
-   failing at once.
+   failing at once. One that was silent or lost a connection is asked whether it is there before the next episode goes.
 4. When every server has been failing for ``Limits.outage_wait_s`` and no trial runs that may show otherwise, the waiting
    fail, and every further episode at once, but for the trials.
 
@@ -101,12 +101,22 @@ class OutageError(Exception):
 
 
 class Server:
-    """One agent server as its episodes show it; the caller holds the pool's lock."""
+    """One agent server as its episodes show it; the caller holds the pool's lock.
+
+    Attributes:
+        url: of the server.
+        outage: None while it works.
+        has_answered: it did at least once.
+        in_doubt: the last failure was no answer; a process that ends may still accept connections.
+        taken: places that are taken.
+        admitted: episodes in all.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.outage: Outage | None = None
         self.has_answered = False
+        self.in_doubt = False
         self.taken = 0
         self.admitted = 0
         self._last_grade = -math.inf
@@ -174,6 +184,7 @@ class Server:
             self.ended(place, outcome, now, limits)
 
     def _fail(self, place: Place, outcome: Outcome, now: float, *, is_outage: bool) -> None:
+        self.in_doubt = outcome.exit_status == "ServerUnreachable"
         if self.is_on_trial(place):
             self.outage.trial_failed(now, outcome)
         elif is_outage and not self.outage:
@@ -189,6 +200,7 @@ class Server:
 
     def _recover(self, now: float) -> None:
         self.has_answered = True
+        self.in_doubt = False
         self._last_grade = now
         self._silent_since_timeout = False
         self._failures = 0
@@ -307,6 +319,11 @@ class Pool:
         """See ``Server.worked_during``."""
         with self._lock:
             return place.server.worked_during(place)
+
+    def is_in_doubt(self, place: Place) -> bool:
+        """See ``Server``."""
+        with self._lock:
+            return place.server.in_doubt
 
     def _home_of(self, image: str) -> list[Server]:
         if len(self.servers) == 1:

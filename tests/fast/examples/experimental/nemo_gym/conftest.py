@@ -88,7 +88,7 @@ class StubServer:
 
     Set ``on_run`` to a function of the request's body; what it returns is the answer, a coroutine is awaited. It may
     call ``hang`` or raise ``Drop``. ``in_flight`` and ``most_in_flight`` count the episodes it is at; ``healthy`` is
-    what ``/health`` says.
+    what ``/health`` says. While it is ``dying``, every connection is made and then reset.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,7 @@ class StubServer:
         self.openapi: Answer = OPENAPI
         self.status = 200
         self.healthy = True
+        self.dying = False
         self.in_flight = self.most_in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -150,6 +151,9 @@ class StubServer:
         return self._runner.addresses[0][1]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self.dying:
+            request.transport.abort()
+            return web.Response()
         if request.path.endswith("/openapi.json"):
             return self._response(self.openapi)
         if request.path.endswith("/health"):

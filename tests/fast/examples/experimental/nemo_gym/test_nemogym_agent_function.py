@@ -441,6 +441,37 @@ async def test_a_restart_in_the_middle_of_long_episodes_costs_only_what_was_in_f
     assert sum("reward" not in result for result in results) <= 2
 
 
+async def test_a_dying_server_is_sent_no_episode_after_those_it_loses(stub, monkeypatch):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    assert (await _run())["reward"] == 1.0
+
+    async def lose(body):
+        await _until(lambda: stub.dying)
+        raise StubServer.Drop
+
+    stub.on_run = lose
+    episodes = [asyncio.create_task(_run(metadata=_row(number))) for number in range(8)]
+    await _until(lambda: stub.in_flight == 2)
+    stub.dying = True  # as a killed process whose listener the kernel closes after the connections
+    await asyncio.sleep(1.0)
+    stub.on_run = lambda body: graded_body()
+    stub.dying = False
+    results = await asyncio.wait_for(asyncio.gather(*episodes), timeout=20)
+    assert [result["exit_status"] for result in results].count("ServerUnreachable") == 2
+    assert sum("reward" in result for result in results) == 6
+
+
+async def test_a_lost_connection_to_a_server_that_answers_is_no_outage(stub, caplog):
+    def drop(body):
+        raise StubServer.Drop
+
+    stub.on_run = drop
+    await asyncio.gather(*(_run(metadata=_row(number)) for number in range(4)))
+    stub.on_run = lambda body: graded_body()
+    assert (await _run())["reward"] == 1.0
+    assert "is failing" not in caplog.text
+
+
 async def test_a_wedged_server_gives_one_zero_and_not_one_after_the_other(stub, monkeypatch):
     monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "1")
     monkeypatch.setenv("NEMO_GYM_RUN_TIMEOUT", "0.1")

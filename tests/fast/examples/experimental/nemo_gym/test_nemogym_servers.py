@@ -113,6 +113,19 @@ def test_a_server_that_has_worked_and_refuses_is_failing_at_once():
     assert new.outage is None and known.outage is not None
 
 
+def test_a_server_is_in_doubt_from_a_lost_connection_to_its_next_answer():
+    server = Server("http://a")
+    for outcome, in_doubt in [
+        (Outcome("ServerUnreachable"), True),
+        (Outcome("Aborted"), True),
+        (FAILED, False),
+        (Outcome("ServerUnreachable"), True),
+        (GRADED, False),
+    ]:
+        server.ended(server.take("x", 0.0), outcome, 0.0, LIMITS)
+        assert server.in_doubt is in_doubt, outcome
+
+
 def test_silence_is_the_episodes_own_if_it_was_alone_or_another_was_graded():
     server = Server("http://a")
     alone = server.take("x", 0.0)
