@@ -154,12 +154,12 @@ def _outcome_of(episode: asyncio.Task) -> Outcome:
 
 
 async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs: Mapping[str, Any]) -> Outcome:
-    await turn()
     try:
         settings = Settings.from_environment()
     except ValueError as error:
         _error_once(str(error))
         return Outcome("UnknownError", detail=str(error))
+    await turn()
     try:
         build_policy_base_url(base_url, external_host=settings.external_host)
     except ValueError as error:

@@ -797,6 +797,15 @@ async def test_the_environment_is_read_at_every_call(stub, monkeypatch):
 # --- the count ------------------------------------------------------------------
 
 
+async def test_what_is_set_after_a_call_does_not_concern_it(stub, monkeypatch):
+    episodes = [asyncio.create_task(_run()) for _ in range(100)]
+    await asyncio.sleep(0)  # the calls
+    await asyncio.sleep(0)  # their episodes
+    monkeypatch.setenv("NEMO_GYM_URL", "http://127.0.0.1:9")
+    assert {result["exit_status"] for result in await asyncio.gather(*episodes)} == {"Submitted"}
+    assert len(stub.requests) == 100
+
+
 async def test_every_end_is_counted(stub):
     await _run()
     await _run(metadata={})
