@@ -1,12 +1,13 @@
 """The pure parts of the benchmarks: payloads, statistics, tables, claims and their JSON. Nothing here takes the time."""
 
 import json
+import subprocess
 import sys
 
 import pytest
 
 from tests.benchmarks.connector import claims
-from tests.benchmarks.machine import EXAMPLE
+from tests.benchmarks.machine import EXAMPLE, REPOSITORY
 from tests.benchmarks.payloads import ANSWER_BYTES, REQUEST_BYTES, graded_answer, task_row
 from tests.benchmarks.report import Claim, Part, medians, spread, table
 
@@ -93,3 +94,26 @@ def test_the_connector_is_held_to_its_figures_at_two_thousand_episodes():
     assert all(claim.holds for claim in claims([*smaller, row("connector", 1.1, 190), *others]))
     failing = claims([*smaller, row("connector", 1.6, 220, stall_s=0.6), *others])
     assert [claim.holds for claim in failing] == [False] * 6
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["nonsense"], "expected parts of connector, growth, data, import, stack and at least one round"),
+        (["--rounds", "0"], "at least one round, found 0"),
+        (["--output", "."], "expected --output to name a file that can be written"),
+        (["--output", f"{__file__}/x.json"], "expected --output to name a file that can be written"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_installed_or_measured(options, said):
+    command = [sys.executable, "-m", "tests.benchmarks", "--check-only", *options]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_check_only_measures_nothing(tmp_path):
+    output = tmp_path / "benchmarks.json"
+    command = [sys.executable, "-m", "tests.benchmarks", "growth", "--check-only", "--output", str(output)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not output.exists()
