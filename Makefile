@@ -187,10 +187,12 @@ upstream-pr: venv  ## this repository as pull requests to Miles (MILES=<checkout
 	@test -n "$(MILES)" || { echo "error: name a checkout of Miles: git clone https://github.com/radixark/miles <folder>, then make upstream-pr MILES=<folder>" >&2; exit 2; }
 	@$(PY) tools/upstream_pr.py "$(MILES)" $(if $(SLICE),--slice "$(SLICE)") $(ARGS)
 
+BENCH := -m tests.benchmarks $(if $(PART),"$(PART)") $(ARGS)
 bench: venv  ## measure: connector, growth, data, import, stack (PART=one of them, ARGS="--rounds 3"); leave the machine alone
+	@$(PY) $(BENCH) --check-only
 	@$(PY) tools/setup_venv.py $(BENCH_VENV) tests/benchmarks/requirements.txt 3.11
 	@$(if $(findstring stack,$(or $(PART),stack)),$(STACK) setup --with-parent)
-	@$(BENCH_VENV)/bin/python -m tests.benchmarks $(PART) $(ARGS)
+	@$(BENCH_VENV)/bin/python $(BENCH)
 
 lock: venv  ## pin the closure of pyproject.toml and of the other environments' .in files
 	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.10 --extra dev --extra report --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements-dev.txt
@@ -200,4 +202,5 @@ lock: venv  ## pin the closure of pyproject.toml and of the other environments' 
 	$(VENV)/bin/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate --no-emit-index-url tests/benchmarks/requirements.in -o tests/benchmarks/requirements.txt
 
 clean:  ## remove environments, tasks and outputs
-	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) $(BENCH_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache .ruff_cache
+	-@test ! -x $(PY) -o ! -d "$(LOCAL_STACK_DIR)/runs" || $(STACK) clear
+	rm -rf $(VENV) $(MILES_VENV) $(SGLANG_VENV) $(BENCH_VENV) .venv-miles-flags .venv-megatron .venv*.lock "$(LOCAL_STACK_DIR)" outputs .pytest_cache tests/miles/.pytest_cache .ruff_cache

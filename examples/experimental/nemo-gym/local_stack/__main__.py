@@ -6,6 +6,7 @@
     python -m local_stack run --policy ROLE -- COMMAND   with POLICY_BASE_URL too: a scripted policy (scripted_policy.py)
     python -m local_stack run --env NAME -- COMMAND      with another environment of NeMo Gym, behind the session model
     python -m local_stack envs                      list these
+    python -m local_stack clear                     end and remove what a killed run has left, as each start does
 
 Exit status: the command's own; 2 where the set-up is wrong; 130 after Ctrl-C.
 """
@@ -27,7 +28,7 @@ from local_stack.install import set_up
 from local_stack.paths import Paths, StackError
 from local_stack.processes import end_with_parent, start_child
 from local_stack.scripted_policy import FAULTS, ROLES, load_tasks, make_app, role_url, serving_in_thread
-from local_stack.server import Options, Ports, Sandbox, Stack, running_stack
+from local_stack.server import Options, Ports, Sandbox, Stack, clear_killed_runs, running_stack
 
 _INTERRUPT_GRACE_S = 10.0
 _RUN_TIMEOUT_S = "600"  # the local tasks take seconds
@@ -129,6 +130,12 @@ def envs() -> None:
     """List the environments of NeMo Gym that run here beside SWE-bench."""
     for environment in ENVIRONMENTS.values():
         print(f"{environment.name:<20} {environment.agent_type:<17} {environment.kind}")
+
+
+@app.command()
+def clear() -> None:
+    """End and remove what a killed run has left."""
+    clear_killed_runs(Paths.from_environment())
 
 
 def _addresses(stack: Stack, paths: Paths, environments: tuple[Environment, ...]) -> str:

@@ -321,11 +321,21 @@ def gym_environment(*, run: Path, concurrency: int) -> dict[str, str]:
     }
 
 
+def clear_killed_runs(paths: Paths) -> None:
+    """End the processes and remove the folders that killed runs have left, Ray's outside of ``paths.root`` too."""
+    with locked(paths.root / "runs.lock"):
+        _clear(paths)
+
+
+def _clear(paths: Paths) -> None:
+    if left := clear_dead_runs(paths.runs):
+        print(f"ended {len(left)} processes that a killed run had left", file=sys.stderr, flush=True)
+
+
 def _new_run(paths: Paths) -> tuple[Path, IO[str]]:
     """Clear what killed runs left, then return a new run's folder and its lock, held."""
     with locked(paths.root / "runs.lock"):
-        if left := clear_dead_runs(paths.runs):
-            print(f"ended {len(left)} processes that a killed run had left", file=sys.stderr, flush=True)
+        _clear(paths)
         run = paths.runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}"
         run.mkdir(parents=True)
         lock = (run / "lock").open("w")
