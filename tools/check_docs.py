@@ -73,13 +73,16 @@ class Tree:
         return "\n".join(_printed(self.example))
 
     def pages(self) -> list[Path]:
-        """READMEs, CONTRIBUTING.md and all below docs/, without folders that git ignores."""
+        """READMEs, CONTRIBUTING.md and all below docs/, without hidden folders and those that git ignores."""
         top = [path for path in self.root.glob("*.md")]
         below = [
             path for folder in ("docs", "examples", "tests", "tools") for path in (self.root / folder).rglob("*.md")
         ]
         upstream = self.root / "tools" / "upstream"
-        return sorted(path for path in [*top, *below] if upstream not in path.parents)
+        return sorted(path for path in [*top, *below] if upstream not in path.parents and not self._is_hidden(path))
+
+    def _is_hidden(self, path: Path) -> bool:
+        return any(part.startswith(".") for part in path.relative_to(self.root).parts)
 
 
 class Line(NamedTuple):

@@ -239,6 +239,13 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _room() -> int:
+    text = os.environ.get("DOCKER_ENGINE_MIB") or "2048"
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise EngineError(f"DOCKER_ENGINE_MIB: expected MiB as a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
 def main() -> int:
     if len(sys.argv) < 2:
         print(__doc__, file=sys.stderr)
@@ -248,7 +255,9 @@ def main() -> int:
         if sys.argv[1] == "--check":
             provide_programs()
             return 0
-        with running_engine(mib=int(os.environ.get("DOCKER_ENGINE_MIB", "2048"))) as engine:
+        if shutil.which(sys.argv[1]) is None:
+            raise EngineError(f"{sys.argv[1]} cannot be started: no such program")
+        with running_engine(mib=_room()) as engine:
             status = run_child(sys.argv[1:], env={**os.environ, "DOCKER_HOST": engine.host}).returncode
             return status if status >= 0 else 128 - status
     except (EngineError, StackError, OSError) as error:

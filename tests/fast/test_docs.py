@@ -56,6 +56,13 @@ def test_the_pages_of_this_repository_are_right():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_hidden_folders_have_no_pages(tree):
+    before = tree.pages()
+    (tree.root / "tests" / ".pytest_cache").mkdir(parents=True)
+    (tree.root / "tests" / ".pytest_cache" / "README.md").write_text("# Cache\n")
+    assert before == tree.pages() != []
+
+
 @pytest.mark.parametrize("command", MARKED)
 def test_a_marked_command_runs(command):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -110,3 +110,21 @@ def test_the_configuration_names_one_provider_with_bounds(stack, sandbox):
         assert agents[0]["sandbox_spec"]["ttl_s"] > 0 and agents[0]["sandbox_spec"]["resources"]["memory_mib"] > 0
     else:
         assert config["sandbox"] == {"bubblewrap": {"image_root": "/images"}}
+
+
+@pytest.mark.parametrize(
+    "command, variables, said",
+    [
+        (["true"], {"DOCKER_ENGINE_MIB": "2 GB"}, "DOCKER_ENGINE_MIB: expected MiB as a whole number of at least 1"),
+        (["true"], {"DOCKER_ENGINE_MIB": "0"}, "DOCKER_ENGINE_MIB: expected MiB as a whole number of at least 1"),
+        (["no-such-program"], {}, "no-such-program cannot be started: no such program"),
+    ],
+)
+def test_a_mistake_is_told_before_an_engine_of_ones_own_starts(command, variables, said):
+    tool = Path(__file__).parents[2] / "tools" / "docker_engine.py"
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, str(tool), *command], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {said}") and len(done.stderr.splitlines()) == 1
