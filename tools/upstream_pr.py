@@ -431,7 +431,9 @@ def pull_request(source: Path, one: Slice, *, tested: str, stat: str) -> str:
     subject = head.splitlines()[0]
     today = datetime.date.today().isoformat()
     lines = [f"- {today}, in a checkout of Miles with this change: {tested}." if tested else "- Tests: not run."]
-    lines += [f"- {row}" for row in _status_rows(source, one)]
+    if rows := _status_rows(source, one):
+        lines += ["- In the repository that this comes from, whose `make` targets these are:"]
+        lines += [f"  - {row}" for row in rows]
     filled = body.strip().replace("{validation}", "\n".join(lines)).replace("{size}", stat.strip() + ".")
     return f"# {subject}\n\n{filled}\n"
 

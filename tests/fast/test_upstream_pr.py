@@ -601,7 +601,10 @@ def test_the_text_has_size_tests_and_status(run, miles, tmp_path):
     text = (tmp_path / "texts/nemo-gym-1-contract.md").read_text()
     assert text.startswith("# feat: contract\n\n## Motivation\n\n4 files changed, ")
     assert "in a checkout of Miles with this change: 2 passed in " in text
-    assert "- 2026-11-30: it runs; here" in text
+    assert (
+        "- In the repository that this comes from, whose `make` targets these are:\n  - 2026-11-30: it runs; here"
+        in text
+    )
 
 
 def test_evidence_that_no_table_has_is_named(run, source):
