@@ -134,10 +134,9 @@ async def test_an_agent_cannot_end_its_own_sandbox(stack, tasks, start_session):
 
 
 async def test_an_agent_that_fills_its_own_sandbox_with_processes_is_graded(stack, tasks, start_session):
-    """What it leaves running may stop its tests from running: a 0, but a verdict."""
-    outcome = await play(
-        stack, tasks[0], start_session(":(){ :|:& };: ; sleep 1", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
-    )
+    """What it leaves running may stop its commands and its tests from running: a 0, but a verdict."""
+    submits = ["echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"] * 100  # there may be no room for a command that submits
+    outcome = await play(stack, tasks[0], start_session(":(){ :|:& };: ; sleep 1", *submits))
     assert outcome.reward == 0.0, outcome
 
 
