@@ -161,7 +161,9 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         return Outcome("UnknownError", detail=str(error))
     await turn()
     try:
-        build_policy_base_url(base_url, external_host=settings.external_host)
+        policy_base_url = build_policy_base_url(base_url, external_host=settings.external_host)
+        if not settings.external_host and wildcard_ip_version(base_url):
+            policy_base_url = None
     except ValueError as error:
         return _logged(Outcome("PolicyEndpointError", detail=f"session URL: {error}"), row)
     _warn_agent_owned(
@@ -179,7 +181,9 @@ async def _run_for_session(base_url: str, row: Mapping[str, Any], request_kwargs
         return _logged(Outcome("UngradableInstance", detail=str(error)), row)
     if tuple(servers) != settings.servers:
         settings = replace(settings, servers=tuple(servers))
-    return await _run_to_its_end(_Episode(row, request, settings, way=way, session_url=base_url))
+    return await _run_to_its_end(
+        _Episode(row, request, settings, way=way, session_url=base_url, policy_base_url=policy_base_url)
+    )
 
 
 async def locate(row: Mapping[str, Any], settings: "Settings") -> tuple[Sequence[str], Way]:
@@ -255,13 +259,17 @@ async def run_episode(
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """``session_url``: the sample's session, as Miles knows it; None leaves the request's policy as it is."""
+    """``session_url``: the sample's session, as Miles knows it; None leaves the request's policy as it is.
+
+    ``policy_base_url``: the same, as every server reaches it; None where that is another URL for each.
+    """
 
     row: Mapping[str, Any]
     request: dict[str, Any]
     settings: "Settings"
     way: Way = "policy_base_url"
     session_url: str | None = None
+    policy_base_url: str | None = None
     golden: bool = False
 
     def read(self, status: int, body: bytes) -> Outcome:
@@ -279,7 +287,9 @@ class _Episode:
         request = name_episode(self.request, place.episode) if self.way == "policy_base_url" else self.request
         if self.session_url is None:
             return request
-        url = await reachable_policy_url(self.session_url, place.server.url, self.settings)
+        url = self.policy_base_url
+        if url is None:
+            url = await reachable_policy_url(self.session_url, place.server.url, self.settings)
         return {**request, **policy_fields(self.way, url)}
 
 
