@@ -100,7 +100,6 @@ def medians(rows: Iterable[Mapping[str, Any]], *, by: Sequence[str]) -> list[dic
     ]
 
 
-def spread(values: Iterable[float]) -> float:
-    """How much larger the largest is than the smallest, as a share of the smallest."""
-    values = list(values)
-    return max(values) / min(values) - 1
+def growth(values: Sequence[float]) -> float:
+    """How much more than the first the largest is, as a share of the first."""
+    return max(values) / values[0] - 1

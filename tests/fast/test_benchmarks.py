@@ -9,7 +9,7 @@ import pytest
 from tests.benchmarks.connector import claims
 from tests.benchmarks.machine import EXAMPLE, REPOSITORY
 from tests.benchmarks.payloads import ANSWER_BYTES, REQUEST_BYTES, graded_answer, task_row
-from tests.benchmarks.report import Claim, Part, medians, spread, table
+from tests.benchmarks.report import Claim, Part, growth, medians, table
 
 sys.path.insert(0, str(EXAMPLE))
 from nemogym_contract import build_run_request, read_run_response
@@ -58,9 +58,9 @@ def test_medians_are_taken_of_each_combination_in_its_order():
     ]
 
 
-def test_spread_is_a_share_of_the_smallest():
-    assert spread([2.0, 2.2, 2.1]) == pytest.approx(0.1)
-    assert spread([2.0]) == 0.0
+def test_growth_is_a_share_of_the_first():
+    assert growth([2.0, 2.2, 1.9]) == pytest.approx(0.1)
+    assert growth([2.0, 1.8]) == growth([2.0]) == 0.0
 
 
 @pytest.mark.parametrize("found, holds", [(0.99, True), (1.0, True), (1.01, False)])
