@@ -547,7 +547,7 @@ async def test_cancellation_propagates_at_once(stub):
     start = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await episode
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 2
 
 
 async def test_a_cancelled_episode_keeps_its_place_until_the_server_has_answered(stub, monkeypatch):
@@ -571,7 +571,7 @@ async def test_abort_ends_every_run_at_once_and_the_next_one_runs(stub, monkeypa
     start = time.monotonic()
     await connector.abort(None)
     results = await asyncio.gather(*episodes)
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 2
     assert results == [{"exit_status": "Aborted", "eval_report": {}}] * 6
     gate.open()
     assert (await _run())["reward"] == 1.0
