@@ -88,13 +88,21 @@ def without(text: str, parts: list[str]) -> str:
 
 def _without_items(lines: list[str], part: str) -> list[str]:
     kept: list[str] = []
-    item: list[str] = []  # a list item goes with the lines that continue it
-    for line in [*lines, "\n"]:
-        if item and (line.startswith("  ") and line.strip()):
-            item.append(line)
+    item: list[str] = []  # a list item goes with the lines that continue it, empty ones between them too
+    empty: list[str] = []
+    for line in [*lines, "end\n"]:
+        if item and not line.strip():
+            empty.append(line)
             continue
-        kept += [] if part in "".join(item) else item
-        item = []
+        if item and line.startswith("  "):
+            item += [*empty, line]
+            empty = []
+            continue
+        if part not in "".join(item):
+            kept += [*item, *empty]
+        elif kept and kept[-1].strip():
+            kept += empty
+        item, empty = [], []
         if re.match(r"(- |\d+\. |\|)", line):
             item = [line]
         else:

@@ -51,6 +51,9 @@ def test_a_section_takes_the_place_of_its_own_or_of_another_or_a_new_one(own, in
         (PAGE, "## B", PAGE.partition("\n## B")[0]),
         ("- one\n  and more\n- two\n\nend\n", "more", "- two\n\nend\n"),
         ("1. one\n2. two\n", "two", "1. one\n"),
+        ("1. one\n\n2. two\n\n   | a |\n\n   more\n\nend\n", "two", "1. one\n\nend\n"),
+        ("1. one\n\n   more\n\n2. two\n\nend\n", "more", "2. two\n\nend\n"),
+        ("- one\n\n    code of the page\n\n- two\n", "two", "- one\n\n    code of the page\n"),
         ("| a | b |\n| - | - |\n| x | y |\n| z | x |\n", "| z |", "| a | b |\n| - | - |\n| x | y |\n"),
     ],
 )
