@@ -39,7 +39,8 @@ Args, besides those of ``ExecuteTrainConfig`` (each is also MILES_SCRIPT_<NAME> 
     --session-message-matcher: how a session server compares what the agent sends again with what it recorded: strict,
         loose_tool_call, role_content_only or an import path.
     --nemo-gym-url, --nemo-gym-run-timeout, --nemo-gym-drain-timeout, --nemo-gym-outage-wait,
-        --nemo-gym-max-concurrency, --nemo-gym-ungraded, --router-external-host: the connector's variables
+        --nemo-gym-max-concurrency, --nemo-gym-ungraded, --nemo-gym-head-url, --nemo-gym-policy-via,
+        --router-external-host: the connector's variables
         (nemogym_agent_function), from the environment unless given.
     --extra-args: options added to the end of train.py's, where they win.
 
@@ -66,7 +67,7 @@ try:
 except ImportError as error:
     print(
         f"error: Miles cannot be imported ({error}); run this in its container, radixark/miles:latest, or with a checkout "
-        "of https://github.com/radixark/miles on PYTHONPATH (make train MILES=<checkout>) and its requirements installed",
+        "of https://github.com/radixark/miles on PYTHONPATH and its requirements installed",
         file=sys.stderr,
     )
     raise SystemExit(2) from None
@@ -90,7 +91,7 @@ class Model:
     """
 
     megatron_model_type: str = ""
-    tito_model: str = "default"
+    tito_model: str = ""
     tool_call_parser: str = ""
     context_length: int | None = None
     num_gpus_per_node: int = 4
@@ -436,7 +437,7 @@ def _findings(args: ScriptArgs) -> Iterator[Finding]:
 
 def _check_model(args: ScriptArgs) -> Finding:
     known = f"one of {', '.join(MODELS)}, or --megatron-model-type, --tito-model and --tool-call-parser"
-    missing = [name for name in ("megatron_model_type", "tool_call_parser") if not getattr(args, name)]
+    missing = [name for name in ("megatron_model_type", "tito_model", "tool_call_parser") if not getattr(args, name)]
     if missing:
         return Finding.error(
             "model",

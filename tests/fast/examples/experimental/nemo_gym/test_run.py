@@ -1,6 +1,6 @@
 """The launcher: what it hands to Miles' launch utilities, and what it refuses before anything is started.
 
-Miles' own parser needs an environment of its own (make miles-flags); data/miles_flags.json is what it says about its options.
+Miles' own parser needs all that Miles imports; data/miles_flags.json is what it says about its options.
 """
 
 import ast
@@ -466,7 +466,10 @@ def test_l9_a_server_that_replays_old_verdicts(case):
 def test_l10_a_model_without_tool_call_parser(case):
     errors = case.refused(model_name="Qwen3-Other", megatron_model_type="qwen3-4B")
     assert any("--sglang-tool-call-parser" in line and "every reward would be 0" in line for line in errors), errors
-    case.launch(model_name="Qwen3-Other", megatron_model_type="qwen3-4B", tool_call_parser="qwen25")
+    assert any("without tito_model and tool_call_parser" in line for line in errors), errors
+    case.launch(
+        model_name="Qwen3-Other", megatron_model_type="qwen3-4B", tito_model="qwen3", tool_call_parser="qwen25"
+    )
 
 
 def test_l11_a_canary_that_cannot_call_back(case):
