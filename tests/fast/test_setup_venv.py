@@ -1,6 +1,7 @@
 """tools/setup_venv.py and the Makefile's use of it, without a package index: the installers are stand-ins."""
 
 import fcntl
+import importlib.util
 import os
 import subprocess
 import sys
@@ -90,3 +91,8 @@ def test_make_names_a_python_that_is_too_old(tmp_path, version):
     assert done.returncode == 2
     assert f"Python 3.10 or newer is needed, found {version}: make PYTHON=<path>" in done.stderr
     assert "Traceback" not in done.stderr and "SyntaxError" not in done.stderr
+
+
+@pytest.mark.parametrize("package", ["orjson", "jinja2", "matplotlib"])
+def test_the_tests_run_with_what_is_used_where_it_is_installed(package):
+    assert importlib.util.find_spec(package), f"expected {package}, which requirements-dev.txt lists"
