@@ -39,8 +39,10 @@ def main() -> int:
     parser.add_argument("--check-only", action="store_true", help="check the other options and measure nothing")
     options = parser.parse_args()
     unknown = [name for name in options.parts if name not in PARTS]
-    if unknown or options.rounds < 1:
-        parser.error(f"expected parts of {', '.join(PARTS)} and at least one round, found {unknown or options.rounds}")
+    if unknown:
+        parser.error(f"expected parts of {', '.join(PARTS)}, found {', '.join(unknown)}")
+    if options.rounds < 1:
+        parser.error(f"expected --rounds to be at least 1, found {options.rounds}")
     _check_writable(options.output)
     if options.check_only:
         return 0

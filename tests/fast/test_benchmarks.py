@@ -99,8 +99,8 @@ def test_the_connector_is_held_to_its_figures_at_two_thousand_episodes():
 @pytest.mark.parametrize(
     "options, said",
     [
-        (["nonsense"], "expected parts of connector, growth, data, import, stack and at least one round"),
-        (["--rounds", "0"], "at least one round, found 0"),
+        (["nonsense"], "expected parts of connector, growth, data, import, stack, found nonsense"),
+        (["--rounds", "0"], "expected --rounds to be at least 1, found 0"),
         (["--output", "."], "expected --output to name a file that can be written"),
         (["--output", f"{__file__}/x.json"], "expected --output to name a file that can be written"),
     ],
