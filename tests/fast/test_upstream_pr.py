@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,9 +24,10 @@ EXAMPLE = "examples/experimental/nemo-gym"
 TESTS = "tests/fast/examples/experimental/nemo_gym"
 
 sys.path.insert(0, str(ROOT / "tools"))
+import check_docs
 import upstream_plan
 import upstream_pr
-from upstream_plan import RefusedError
+from upstream_plan import RefusedError, files_of
 from upstream_pr import SliceError
 
 _BAN = {"name": "Ban old_name", "language": "pygrep", "entry": "old_name", "types": ["python"], "id": "ban"}
@@ -670,6 +672,17 @@ def _imports(path: Path) -> set[str]:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+def test_what_goes_to_miles_names_no_make_target():
+    """Miles has no Makefile of ours; pages are checked by tools/check_docs.py."""
+    known, files = _real_plan()
+    targets = "|".join(check_docs.Tree(ROOT).make_targets)
+    for one in known.everything():
+        for path in files_of(one.files, files):
+            if not path.endswith((".md", ".json", ".jsonl")):
+                found = re.findall(rf"\bmake (?:{targets})\b", (ROOT / path).read_text())
+                assert not found, f"{path} goes to Miles and names {found}"
 
 
 def test_every_slice_has_its_text_and_its_evidence():

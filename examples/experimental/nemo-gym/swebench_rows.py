@@ -4,8 +4,8 @@
     ungradable_reason(task)                     -> why it cannot be sent or graded, a key of REASONS; None if it can
     prompt_row(task)                            -> Miles prompt data: {"prompt", "metadata"}
 
-No I/O but the list of what the grader knows, ``data/eval_specs.json`` (``make eval-specs`` writes it); no package beside
-the standard library. A rule about the wire itself is the contract's. The others are those of swebench, the grader:
+No I/O but the list of what the grader knows, ``data/eval_specs.json``, made from swebench 4.1.0; no package beside the
+standard library. A rule about the wire itself is the contract's. The others are those of swebench, the grader:
 harness/test_spec/test_spec.py (``make_test_spec``) and harness/grading.py (``get_logs_eval``), as ``_run_eval_v2`` in
 responses_api_agents/mini_swe_agent_2/app.py of NVIDIA-NeMo/Gym calls them: it does so when the episode is over, so that
 each row found here would cost a whole one.

@@ -35,7 +35,8 @@ _RUN_TIMEOUT_S = "600"  # the local tasks take seconds
 # A scripted policy asks for no key: the user's stays out of what the agent writes down.
 _WITHOUT_KEYS = {"OPENAI_API_KEY": "", "DEEPSEEK_API_KEY": ""}
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+_HELP = "NeMo Gym on this machine: its tasks and environments, its servers, and sandboxes for the episodes."
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP)
 
 _PORT = Annotated[int | None, typer.Option(envvar="PORT", min=1, max=65532, help="first of four ports in a row")]
 _CONCURRENCY = Annotated[int, typer.Option(min=1, help="episodes at a time on each agent server")]
@@ -144,7 +145,7 @@ def _addresses(stack: Stack, paths: Paths, environments: tuple[Environment, ...]
         return (
             f"policy  {stack.policy_url}   (a trainer's NEMO_GYM_URL)\n"
             f"golden  {stack.golden_url}   (applies gold patches)\n"
-            f"head    {stack.head_url}\n"
+            f"head    {stack.head_url}   (NEMO_GYM_HEAD_URL of the preflight)\n"
             f"tasks   {paths.tasks}"
         )
     lines = [f"head    {stack.head_url}   (a trainer's NEMO_GYM_HEAD_URL, for rows with agent_ref)"]

@@ -298,7 +298,7 @@ def test_a_job_is_what_train_py_is_told(options, job):
     ]
 
 
-# --- make doctor ------------------------------------------------------------------
+# --- as a command -----------------------------------------------------------------
 
 
 def _start_doctor(*options: str, **variables: str) -> subprocess.Popen[str]:
