@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 EXIT_NOTHING_LEFT, EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 130, 143
 
-DEFAULT_INPUT = "princeton-nlp/SWE-bench_Verified"
+DEFAULT_INPUT = "SWE-bench/SWE-bench_Verified"
 DEFAULT_SUBSET = "verified"
 
 _ROWS_PER_LINE = 1000

@@ -673,7 +673,7 @@ def test_bad_datasets_on_the_command_line(dataset, tmp_path, hub_without_dataset
     offline_advice = "a local file as --input works offline"
     cases = [
         (["--input", "dataset", "--split", "train"], {}, ["--split", "dev, test", "'train'"]),
-        ([], {}, ["princeton-nlp/SWE-bench_Verified", "Couldn't reach", offline_advice]),
+        ([], {}, ["SWE-bench/SWE-bench_Verified", "Couldn't reach", offline_advice]),
         (["--input", "nobody/nothing"], online, ["nobody/nothing", "doesn't exist on the Hub", offline_advice]),
     ]
     # Side by side: each takes seconds to import datasets.
