@@ -364,8 +364,8 @@ async def _exchange(
 ) -> Outcome:
     """Deliver the request and read the answer as soon as it is there: thousands of answers would fill the memory."""
     url = place.server.url
-    if pool.is_in_doubt(place) and not await answers(join_url(url, "health")):
-        raise NotDelivered(f"no answer from {without_userinfo(url)} to an episode, and now none from its /health")
+    if pool.is_in_doubt(place, episode.settings.limits) and not await answers(join_url(url, "health")):
+        raise NotDelivered(f"{without_userinfo(url)} lost an episode, and its /health does not answer below HTTP 500")
     status, answer = await post(join_url(url, "run"), to_json(request), delivery)
     return episode.read(status, answer)
 
@@ -407,6 +407,8 @@ async def _drain(episode: _Episode, place: Place, pool: Pool, exchange: asyncio.
     try:
         await asyncio.wait({exchange}, timeout=episode.settings.drain_timeout_s)
         answered = exchange.done() and not isinstance(_error_of(exchange), ConnectionLost)
+        if exchange.done() and not answered:
+            pool.lost(place)
         if answered and (outcome := _outcome_of_exchange(exchange)).reward is not None:
             pool.ended(place, outcome, episode.settings.limits)  # too late for its sample, but the server works
     finally:

@@ -6,7 +6,8 @@
    pulled once; to the least busy one while that is full or failing.
 3. After 8 episodes in a row without a verdict, of at least two tasks, a server is failing: it gets one trial episode at
    a time, with doubling pauses, until one ends with a verdict. A server that has worked and now refuses connections is
-   failing at once. One that was silent or lost a connection is asked whether it is there before the next episode goes.
+   failing at once. One that was silent or lost a connection is asked whether it is there before the next episode goes,
+   but for a trial, which finds out by itself.
 4. When every server has been failing for ``Limits.outage_wait_s`` and no trial runs that may show otherwise, the waiting
    fail, and every further episode at once, but for the trials.
 
@@ -107,7 +108,6 @@ class Server:
         url: of the server.
         outage: None while it works.
         has_answered: it did at least once.
-        in_doubt: the last failure was no answer; a process that ends may still accept connections.
         taken: places that are taken.
         admitted: episodes in all.
     """
@@ -116,7 +116,7 @@ class Server:
         self.url = url
         self.outage: Outage | None = None
         self.has_answered = False
-        self.in_doubt = False
+        self._in_doubt = False
         self.taken = 0
         self.admitted = 0
         self._last_grade = -math.inf
@@ -161,14 +161,19 @@ class Server:
         elif outcome.reward is not None:
             self._recover(now)
         elif outcome.blames_server:
-            self.has_answered |= outcome.exit_status != "ServerUnreachable"
-            self._failures += 1
-            self._failed_instances.add(place.instance)
-            is_outage = self._failures >= _FAILURES_OF_AN_OUTAGE
-            is_outage &= len(self._failed_instances) >= _INSTANCES_OF_AN_OUTAGE
-            self._fail(place, outcome, now, is_outage=is_outage and limits.outage_wait_s is not None)
+            self._in_doubt = outcome.exit_status == "ServerUnreachable"
+            self.has_answered |= not self._in_doubt
+            self._count_failure(place, outcome, now, limits)
         elif self.is_on_trial(place):
             self.outage.trial = None
+
+    def lost(self) -> None:
+        """Take note of a connection that was lost; a process that ends may still accept others."""
+        self._in_doubt = True
+
+    def is_in_doubt(self, place: Place, limits: Limits) -> bool:
+        """Whether it is to be asked if it is there before the episode of a place is sent."""
+        return self._in_doubt and limits.outage_wait_s is not None and not self.is_on_trial(place)
 
     def left(self, place: Place) -> None:
         """Take a place back."""
@@ -177,14 +182,23 @@ class Server:
             self.outage.trial = None
 
     def refused(self, place: Place, outcome: Outcome, now: float, limits: Limits) -> None:
-        """Take note that no connection could be made: from a server that has worked, enough for an outage."""
-        if self.has_answered and limits.outage_wait_s is not None:
+        """Take note that an episode was not delivered.
+
+        From a server that has worked that is enough for an outage, unless it has graded another one since.
+        """
+        if not self.has_answered or limits.outage_wait_s is None:
+            self._count_failure(place, outcome, now, limits)
+        elif self._last_grade <= place.started:
             self._fail(place, outcome, now, is_outage=True)
-        else:
-            self.ended(place, outcome, now, limits)
+
+    def _count_failure(self, place: Place, outcome: Outcome, now: float, limits: Limits) -> None:
+        self._failures += 1
+        self._failed_instances.add(place.instance)
+        is_outage = self._failures >= _FAILURES_OF_AN_OUTAGE
+        is_outage &= len(self._failed_instances) >= _INSTANCES_OF_AN_OUTAGE
+        self._fail(place, outcome, now, is_outage=is_outage and limits.outage_wait_s is not None)
 
     def _fail(self, place: Place, outcome: Outcome, now: float, *, is_outage: bool) -> None:
-        self.in_doubt = outcome.exit_status == "ServerUnreachable"
         if self.is_on_trial(place):
             self.outage.trial_failed(now, outcome)
         elif is_outage and not self.outage:
@@ -200,7 +214,7 @@ class Server:
 
     def _recover(self, now: float) -> None:
         self.has_answered = True
-        self.in_doubt = False
+        self._in_doubt = False
         self._last_grade = now
         self._silent_since_timeout = False
         self._failures = 0
@@ -320,10 +334,15 @@ class Pool:
         with self._lock:
             return place.server.worked_during(place)
 
-    def is_in_doubt(self, place: Place) -> bool:
-        """See ``Server``."""
+    def lost(self, place: Place) -> None:
+        """See ``Server.lost``."""
         with self._lock:
-            return place.server.in_doubt
+            place.server.lost()
+
+    def is_in_doubt(self, place: Place, limits: Limits) -> bool:
+        """See ``Server.is_in_doubt``."""
+        with self._lock:
+            return place.server.is_in_doubt(place, limits)
 
     def _home_of(self, image: str) -> list[Server]:
         if len(self.servers) == 1:

@@ -88,7 +88,7 @@ class StubServer:
 
     Set ``on_run`` to a function of the request's body; what it returns is the answer, a coroutine is awaited. It may
     call ``hang`` or raise ``Drop``. ``in_flight`` and ``most_in_flight`` count the episodes it is at; ``healthy`` is
-    what ``/health`` says. While it is ``dying``, every connection is made and then reset.
+    what ``/health`` says, after ``health_takes_s``. While it is ``dying``, every connection is made and then reset.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,7 @@ class StubServer:
         self.openapi: Answer = OPENAPI
         self.status = 200
         self.healthy = True
+        self.health_takes_s = 0.0
         self.dying = False
         self.in_flight = self.most_in_flight = 0
         self._loop = asyncio.new_event_loop()
@@ -157,6 +158,7 @@ class StubServer:
         if request.path.endswith("/openapi.json"):
             return self._response(self.openapi)
         if request.path.endswith("/health"):
+            await asyncio.sleep(self.health_takes_s)
             return web.Response(status=200 if self.healthy else 503)
         body = await request.json()
         self.paths.append(request.path)

@@ -11,6 +11,7 @@ import threading
 import time
 
 import nemogym_agent_function as connector
+import nemogym_http
 import nemogym_metrics
 import nemogym_servers
 import pytest
@@ -441,8 +442,9 @@ async def test_a_restart_in_the_middle_of_long_episodes_costs_only_what_was_in_f
     assert sum("reward" not in result for result in results) <= 2
 
 
-async def test_a_dying_server_is_sent_no_episode_after_those_it_loses(stub, monkeypatch):
+async def test_a_dying_server_is_sent_no_episode_after_those_it_loses(stub, monkeypatch, caplog):
     monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    monkeypatch.setattr(nemogym_servers, "_FIRST_PAUSE_S", 1.0)
     assert (await _run())["reward"] == 1.0
 
     async def lose(body):
@@ -453,7 +455,7 @@ async def test_a_dying_server_is_sent_no_episode_after_those_it_loses(stub, monk
     episodes = [asyncio.create_task(_run(metadata=_row(number))) for number in range(8)]
     await _until(lambda: stub.in_flight == 2)
     stub.dying = True  # as a killed process whose listener the kernel closes after the connections
-    await asyncio.sleep(1.0)
+    await _until(lambda: "is failing" in caplog.text)
     stub.on_run = lambda body: graded_body()
     stub.dying = False
     results = await asyncio.wait_for(asyncio.gather(*episodes), timeout=20)
@@ -470,6 +472,49 @@ async def test_a_lost_connection_to_a_server_that_answers_is_no_outage(stub, cap
     stub.on_run = lambda body: graded_body()
     assert (await _run())["reward"] == 1.0
     assert "is failing" not in caplog.text
+
+
+@pytest.mark.parametrize("health", ["fails", "is slow"])
+async def test_a_trial_is_sent_whatever_health_says(stub, monkeypatch, health):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "1")
+    assert (await _run())["reward"] == 1.0
+    stub.healthy = health == "is slow"
+    monkeypatch.setattr(nemogym_http, "_HEALTH_TIMEOUT_S", 0.2)
+    stub.health_takes_s = 1.0 if stub.healthy else 0.0
+    answers = [StubServer.Drop()]
+
+    def answer(body):
+        if answers:
+            raise answers.pop()
+        return graded_body()
+
+    stub.on_run = answer
+    results = await asyncio.wait_for(asyncio.gather(*(_run(metadata=_row(number)) for number in range(10))), 10)
+    assert [result["exit_status"] for result in results].count("ServerUnreachable") == 1
+    assert len(stub.requests) == 11
+
+
+async def test_a_connection_that_an_aborted_episode_loses_is_one_too(stub, monkeypatch, caplog):
+    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
+    monkeypatch.setattr(nemogym_servers, "_FIRST_PAUSE_S", 1.0)
+    assert (await _run())["reward"] == 1.0
+
+    async def lose(body):
+        await _until(lambda: stub.dying)
+        raise StubServer.Drop
+
+    stub.on_run = lose
+    aborted = [asyncio.create_task(_run(metadata=_row(number))) for number in range(2)]
+    await _until(lambda: stub.in_flight == 2)
+    await connector.abort(None)
+    assert [result["exit_status"] for result in await asyncio.gather(*aborted)] == ["Aborted"] * 2
+    following = [asyncio.create_task(_run(metadata=_row(number))) for number in range(4)]
+    await asyncio.sleep(0.1)
+    stub.dying = True
+    await _until(lambda: "is failing" in caplog.text)
+    stub.on_run = lambda body: graded_body()
+    stub.dying = False
+    assert [result["exit_status"] for result in await asyncio.gather(*following)] == ["Submitted"] * 4
 
 
 async def test_a_wedged_server_gives_one_zero_and_not_one_after_the_other(stub, monkeypatch):

@@ -113,8 +113,17 @@ def test_a_server_that_has_worked_and_refuses_is_failing_at_once():
     assert new.outage is None and known.outage is not None
 
 
+def test_a_refusal_counts_for_nothing_where_another_episode_was_graded_meanwhile():
+    server = Server("http://a")
+    refused = server.take("x", 1.0)
+    server.ended(server.take("y", 2.0), GRADED, 3.0, LIMITS)
+    server.refused(refused, Outcome("ServerUnreachable"), 4.0, LIMITS)
+    assert server.outage is None and server.has_room(Limits(concurrency=3, outage_wait_s=1.0), 4.0)
+
+
 def test_a_server_is_in_doubt_from_a_lost_connection_to_its_next_answer():
     server = Server("http://a")
+    place = server.take("x", 0.0)
     for outcome, in_doubt in [
         (Outcome("ServerUnreachable"), True),
         (Outcome("Aborted"), True),
@@ -122,8 +131,20 @@ def test_a_server_is_in_doubt_from_a_lost_connection_to_its_next_answer():
         (Outcome("ServerUnreachable"), True),
         (GRADED, False),
     ]:
-        server.ended(server.take("x", 0.0), outcome, 0.0, LIMITS)
-        assert server.in_doubt is in_doubt, outcome
+        server.ended(place, outcome, 0.0, LIMITS)
+        assert server.is_in_doubt(place, LIMITS) is in_doubt, outcome
+    server.refused(place, Outcome("ServerUnreachable"), 0.0, LIMITS)
+    assert not server.is_in_doubt(place, LIMITS), "no connection was lost"
+
+
+def test_a_scan_and_a_trial_ask_nobody():
+    server = Server("http://a")
+    place = server.take("x", 0.0)
+    server.lost()
+    assert server.is_in_doubt(place, LIMITS) and not server.is_in_doubt(place, Limits())
+    _fail(server, 8)
+    server.lost()
+    assert server.is_in_doubt(place, LIMITS) and not server.is_in_doubt(server.take("x", 5.0), LIMITS)
 
 
 def test_silence_is_the_episodes_own_if_it_was_alone_or_another_was_graded():
