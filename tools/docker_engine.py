@@ -241,8 +241,11 @@ def _remove(folder: Path) -> None:
 
 def _room() -> int:
     text = os.environ.get("DOCKER_ENGINE_MIB") or "2048"
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise EngineError(f"DOCKER_ENGINE_MIB: expected MiB as a whole number of at least 1, found {text!r}")
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise EngineError(
+            f"DOCKER_ENGINE_MIB: expected MiB as a whole number from 1 to this machine's memory, {most}, found {text!r}"
+        )
     return int(text)
 
 

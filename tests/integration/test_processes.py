@@ -133,10 +133,12 @@ def test_what_a_killed_keeper_left_is_cleared(tmp_path, command_environment, mar
     run.mkdir(parents=True)
     ray.mkdir()
     (run / "ray").symlink_to(ray)
+    (runs / "no-run").touch()
     command_environment[RUN_VARIABLE] = str(run)
+    retitled = f"env -i setsid sleep 300 >{ray}/log & echo $! >{ray}/pid"  # as Ray's: its environment is gone
     with locked(run / "lock") as lock:
         keeper = subprocess.Popen(
-            [sys.executable, str(_KEEPER), "sh", "-c", "(setsid sleep 300 &); sleep 300"],
+            [sys.executable, str(_KEEPER), "sh", "-c", f"({retitled}); (setsid sleep 300 &); sleep 300"],
             stdin=subprocess.PIPE,
             env=command_environment,
             pass_fds=[lock.fileno()],
@@ -145,13 +147,15 @@ def test_what_a_killed_keeper_left_is_cleared(tmp_path, command_environment, mar
     assert clear_dead_runs(runs) == [], "a live run was cleared"
     keeper.kill()
     keeper.wait()
-    left = processes_with(mark)
+    left, unmarked = processes_with(mark), Path("/proc", (ray / "pid").read_text().strip())
+    assert unmarked.exists()
     others = {key: value for key, value in command_environment.items() if value != mark and key != RUN_VARIABLE}
     command = [sys.executable, "-m", "local_stack", "clear"]
     environment = {**others, "LOCAL_STACK_DIR": str(tmp_path)}
     said = subprocess.run(command, env=environment, check=True, stderr=subprocess.PIPE, text=True).stderr
-    assert len(left) >= 2 and f"ended {len(left)} processes" in said
+    assert len(left) >= 2 and f"ended {len(left) + 1} processes" in said
     assert not processes_with(mark)
+    wait_until(lambda: not unmarked.exists(), timeout_s=20)  # whoever adopted it has to take note first
     assert not run.exists() and not ray.exists()
 
 
@@ -162,3 +166,16 @@ def test_free_ports_are_four():
 def test_processes_of_nemo_gym_compile_their_modules_once(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert "PYTHONDONTWRITEBYTECODE" not in gym_environment(run=tmp_path, concurrency=2)
+
+
+def test_clear_without_anything_to_clear(tmp_path, command_environment):
+    def clear(folder: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**command_environment, "LOCAL_STACK_DIR": str(folder)}
+        command = [sys.executable, "-m", "local_stack", "clear"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+
+    done = clear(tmp_path / "none")
+    assert (done.returncode, done.stderr) == (0, "") and not (tmp_path / "none").exists()
+    (tmp_path / "runs").touch()
+    done = clear(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

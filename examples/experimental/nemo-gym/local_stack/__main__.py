@@ -136,7 +136,10 @@ def envs() -> None:
 @app.command()
 def clear() -> None:
     """End and remove what a killed run has left."""
-    clear_killed_runs(Paths.from_environment())
+    with _orderly(with_parent=False):
+        paths = Paths.from_environment()
+        if paths.runs.exists():
+            clear_killed_runs(paths)
 
 
 def _addresses(stack: Stack, paths: Paths, environments: tuple[Environment, ...]) -> str:

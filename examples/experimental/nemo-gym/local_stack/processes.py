@@ -92,7 +92,8 @@ def clear_dead_runs(runs: Path) -> list[int]:
     Returns:
         The ids of the processes ended.
     """
-    dead = [run for run in sorted(runs.glob("*")) if not is_locked(run / "lock")] if runs.is_dir() else []
+    found = sorted(run for run in runs.glob("*") if run.is_dir())
+    dead = [run for run in found if not is_locked(run / "lock")]
     return [pid for run in dead for pid in remove_run(run)]
 
 
@@ -119,11 +120,24 @@ def remove_run(run: Path) -> list[int]:
 
 
 def _processes_of(run: Path) -> list[int]:
-    mark = f"{RUN_VARIABLE}={run}".encode()
+    """Those with the run's mark, and those with an open file below the folder that Ray used for it.
+
+    Ray's processes change their titles, which overwrites what is first in their environment.
+    """
+    mark, ray = f"{RUN_VARIABLE}={run}".encode(), (run / "ray").resolve()
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
-                if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                process = Path("/proc", name)
+                if mark in (process / "environ").read_bytes().split(b"\0") or _has_open_below(ray, process):
                     found.append(int(name))
     return found
+
+
+def _has_open_below(folder: Path, process: Path) -> bool:
+    for file in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(file).startswith(f"{folder}/"):
+                return True
+    return False
