@@ -569,7 +569,7 @@ async def _local_address_towards(server: str, ip_version: int) -> str | None:
                 return probe.getsockname()[0]
         except OSError:
             continue
-    logger.warning("no local IPv%d address routes to %s: its host stays as it is", ip_version, url.hostname)
+    _warn_unroutable(ip_version, url.hostname)
     return None
 
 
@@ -592,6 +592,11 @@ def _logged(outcome: Outcome, row: Mapping[str, Any]) -> Outcome:
 def _error_once(message: str) -> None:
     """For mistakes of set-up, which every episode would report again."""
     logger.error(message)
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_unroutable(ip_version: int, host: str | None) -> None:
+    logger.warning("no local IPv%d address routes to %s: the session URL's host stays as it is", ip_version, host)
 
 
 @functools.lru_cache(maxsize=64)
