@@ -116,9 +116,9 @@ class Server:
         self.url = url
         self.outage: Outage | None = None
         self.has_answered = False
-        self._in_doubt = False
         self.taken = 0
         self.admitted = 0
+        self._in_doubt = False
         self._last_grade = -math.inf
         self._silent_since_timeout = False
         self._failures = 0
