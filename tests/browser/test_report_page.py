@@ -7,8 +7,7 @@ import pytest
 
 from tests.browser.conftest import make_report
 from tests.fast.examples.experimental.nemo_gym.made_runs import write_run
-from tests.fast.examples.experimental.nemo_gym.made_scans import make_scans
-from tests.fast.examples.experimental.nemo_gym.test_report import hostile_scans
+from tests.fast.examples.experimental.nemo_gym.made_scans import hostile_scans, make_scans
 
 ROWS = "[...document.querySelectorAll('#table tbody tr:not(.detail)')]"
 

@@ -158,3 +158,29 @@ def _policy(task: tuple, chosen: random.Random, gain: float, passes: int) -> lis
 if __name__ == "__main__":
     for written in make_scans(Path(sys.argv[1]), tasks=int(sys.argv[2]) if len(sys.argv) > 2 else 500).values():
         print(written)
+
+
+# --- what a server may send -------------------------------------------------------
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`&amp;{{7*7}}${1}<!--"
+
+
+STEERING = "\x1b]0;owned\x07\x1b[2J\u202egnp.exe\u2066\x9b31m\r\x00"
+
+
+def hostile_scans(folder: Path) -> list[Path]:
+    """Scans in which every text that can come from outside is an attack."""
+    about = {"repo": f"x/{EVIL}{STEERING}", "task": EVIL}
+    ids = (f"a__{EVIL}{STEERING}", "javascript:alert(3)")
+    trace = f"Traceback\n  {EVIL}\n{STEERING}: javascript:alert(4)\n"
+    lines = []
+    for instance_id in ids:
+        tests = report_of(instance_id, failing=[f"t::{EVIL}", f"u::{STEERING}", "javascript:alert(5)"])
+        lines.append(record(instance_id, **about, reward=0.0, eval_report=tests, detail=EVIL))
+        error = {"traceback": trace, "error": EVIL}
+        fields = {"reward": None, "exit_status": "ServerError", "detail": EVIL + STEERING}
+        lines.append(record(instance_id, **about, **fields, kind="null", eval_report=error))
+    golden = write_lines(folder / "golden.jsonl", lines)
+    policy = {"kind": "policy", "policy": f"javascript:alert(6){EVIL}{STEERING}", "sampling": {"temperature": 1}}
+    lines = [record(one, **about, **policy, attempt=n, reward=float(n == 1)) for one in ids for n in (1, 2)]
+    return [golden, write_lines(folder / f"{EVIL[:9].replace('/', '')}.jsonl", lines)]

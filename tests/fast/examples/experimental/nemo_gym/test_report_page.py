@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from .made_runs import sample, write_events, write_run, write_samples
-from .made_scans import make_scans, record, report_of, write_lines
+from .made_scans import EVIL, STEERING, hostile_scans, make_scans, record, write_lines
 from .report_command import COMMAND, report_in, report_process
 
 
@@ -107,29 +107,6 @@ def test_the_same_scans_give_the_same_bytes(scans, tmp_path, report):
 
 
 # --- what a server may send -------------------------------------------------------
-
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`&amp;{{7*7}}${1}<!--"
-
-
-STEERING = "\x1b]0;owned\x07\x1b[2J\u202egnp.exe\u2066\x9b31m\r\x00"
-
-
-def hostile_scans(folder: Path) -> list[Path]:
-    """Scans in which every text that can come from outside is an attack."""
-    about = {"repo": f"x/{EVIL}{STEERING}", "task": EVIL}
-    ids = (f"a__{EVIL}{STEERING}", "javascript:alert(3)")
-    trace = f"Traceback\n  {EVIL}\n{STEERING}: javascript:alert(4)\n"
-    lines = []
-    for instance_id in ids:
-        tests = report_of(instance_id, failing=[f"t::{EVIL}", f"u::{STEERING}", "javascript:alert(5)"])
-        lines.append(record(instance_id, **about, reward=0.0, eval_report=tests, detail=EVIL))
-        error = {"traceback": trace, "error": EVIL}
-        fields = {"reward": None, "exit_status": "ServerError", "detail": EVIL + STEERING}
-        lines.append(record(instance_id, **about, **fields, kind="null", eval_report=error))
-    golden = write_lines(folder / "golden.jsonl", lines)
-    policy = {"kind": "policy", "policy": f"javascript:alert(6){EVIL}{STEERING}", "sampling": {"temperature": 1}}
-    lines = [record(one, **about, **policy, attempt=n, reward=float(n == 1)) for one in ids for n in (1, 2)]
-    return [golden, write_lines(folder / f"{EVIL[:9].replace('/', '')}.jsonl", lines)]
 
 
 def test_nothing_that_a_server_sent_becomes_markup_or_steers_the_terminal(tmp_path, report):
