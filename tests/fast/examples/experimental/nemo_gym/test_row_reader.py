@@ -211,9 +211,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path, form):
             path.write_bytes(gzip.compress(_lines(rows), 1) if form.endswith("gz") else _lines(rows))
         return path
 
-    # 20 MB, with which Arrow's memory pool has grown to its size, and 120 MB.
-    growth = _peak_mib(write(6000), 6000) - _peak_mib(write(1000), 1000)
-    assert growth < 50, f"{growth} MiB more for 100 MB more"
+    # 20 MB and 180 MB. What Arrow's memory pool keeps differs by some 50 MB from run to run.
+    growth = _peak_mib(write(9000), 9000) - _peak_mib(write(1000), 1000)
+    assert growth < 100, f"{growth} MiB more for 160 MB more"
 
 
 # --- datasets on the hub --------------------------------------------------------
