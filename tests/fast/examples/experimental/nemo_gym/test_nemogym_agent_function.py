@@ -445,7 +445,12 @@ async def test_a_restart_in_the_middle_of_long_episodes_costs_only_what_was_in_f
     assert sum("reward" not in result for result in results) <= 2
 
 
-async def test_a_dying_server_is_sent_no_episode_after_those_it_loses(stub, monkeypatch, caplog):
+@pytest.fixture
+async def killed(stub, monkeypatch, caplog):
+    """A server that has worked and has two places; ``killed()`` loses what it runs and brings it back after its outage.
+
+    As a killed process whose listener the kernel closes after the connections.
+    """
     monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
     monkeypatch.setattr(nemogym_servers, "_FIRST_PAUSE_S", 1.0)
     assert (await _run())["reward"] == 1.0
@@ -454,22 +459,41 @@ async def test_a_dying_server_is_sent_no_episode_after_those_it_loses(stub, monk
         await _until(lambda: stub.dying)
         raise StubServer.Drop
 
+    async def kill():
+        stub.dying = True
+        await _until(lambda: "is failing" in caplog.text)
+        stub.on_run = lambda body: graded_body()
+        stub.dying = False
+
     stub.on_run = lose
+    return kill
+
+
+async def test_a_dying_server_is_sent_no_episode_after_those_it_loses(stub, killed):
     episodes = [asyncio.create_task(_run(metadata=_row(number))) for number in range(8)]
     await _until(lambda: stub.in_flight == 2)
-    stub.dying = True  # as a killed process whose listener the kernel closes after the connections
-    await _until(lambda: "is failing" in caplog.text)
-    stub.on_run = lambda body: graded_body()
-    stub.dying = False
+    await killed()
     results = await asyncio.wait_for(asyncio.gather(*episodes), timeout=20)
     assert [result["exit_status"] for result in results].count("ServerUnreachable") == 2
     assert sum("reward" in result for result in results) == 6
+
+
+async def test_a_connection_that_an_aborted_episode_loses_is_one_too(stub, killed):
+    aborted = [asyncio.create_task(_run(metadata=_row(number))) for number in range(2)]
+    await _until(lambda: stub.in_flight == 2)
+    await connector.abort(None)
+    assert [result["exit_status"] for result in await asyncio.gather(*aborted)] == ["Aborted"] * 2
+    following = [asyncio.create_task(_run(metadata=_row(number))) for number in range(4)]
+    await asyncio.sleep(0.1)
+    await killed()
+    assert [result["exit_status"] for result in await asyncio.gather(*following)] == ["Submitted"] * 4
 
 
 async def test_a_lost_connection_to_a_server_that_answers_is_no_outage(stub, caplog):
     def drop(body):
         raise StubServer.Drop
 
+    assert (await _run())["reward"] == 1.0
     stub.on_run = drop
     await asyncio.gather(*(_run(metadata=_row(number)) for number in range(4)))
     stub.on_run = lambda body: graded_body()
@@ -495,29 +519,6 @@ async def test_a_trial_is_sent_whatever_health_says(stub, monkeypatch, health):
     results = await asyncio.wait_for(asyncio.gather(*(_run(metadata=_row(number)) for number in range(10))), 10)
     assert [result["exit_status"] for result in results].count("ServerUnreachable") == 1
     assert len(stub.requests) == 11
-
-
-async def test_a_connection_that_an_aborted_episode_loses_is_one_too(stub, monkeypatch, caplog):
-    monkeypatch.setenv("NEMO_GYM_MAX_CONCURRENCY", "2")
-    monkeypatch.setattr(nemogym_servers, "_FIRST_PAUSE_S", 1.0)
-    assert (await _run())["reward"] == 1.0
-
-    async def lose(body):
-        await _until(lambda: stub.dying)
-        raise StubServer.Drop
-
-    stub.on_run = lose
-    aborted = [asyncio.create_task(_run(metadata=_row(number))) for number in range(2)]
-    await _until(lambda: stub.in_flight == 2)
-    await connector.abort(None)
-    assert [result["exit_status"] for result in await asyncio.gather(*aborted)] == ["Aborted"] * 2
-    following = [asyncio.create_task(_run(metadata=_row(number))) for number in range(4)]
-    await asyncio.sleep(0.1)
-    stub.dying = True
-    await _until(lambda: "is failing" in caplog.text)
-    stub.on_run = lambda body: graded_body()
-    stub.dying = False
-    assert [result["exit_status"] for result in await asyncio.gather(*following)] == ["Submitted"] * 4
 
 
 async def test_a_wedged_server_gives_one_zero_and_not_one_after_the_other(stub, monkeypatch):
